@@ -1,0 +1,392 @@
+"""Match, reserve, publish, release: the one place where pool, index and tables change together.
+
+Knows nothing of requests, steps or devices: callers say which positions they will write, which
+have been computed, and under which `kv_epoch`. Token lists must be append-only per table.
+"""
+
+from collections.abc import Iterable
+from collections.abc import Sequence as SequenceABC
+
+from syncline.kv_cache.block_pool import BlockPool
+from syncline.kv_cache.block_table import BlockTable, Lease
+from syncline.kv_cache.errors import (
+    BlockNotHeldError,
+    BlocksInUseError,
+    IntegrityError,
+    KVCacheError,
+    StaleMatchError,
+)
+from syncline.kv_cache.prefix_index import PrefixEntry, PrefixIndex
+from syncline.kv_cache.types import (
+    BlockId,
+    BlockKey,
+    CacheRoot,
+    KVCacheStats,
+    PrefixMatch,
+    Reservation,
+)
+
+
+class KVCacheManager:
+    """A pool of `num_blocks` blocks of `block_size` tokens with a prefix index over it.
+
+    `kv_format` names the dtype and layout of the cache in every hash root. `index` may be replaced
+    to force key collisions in a test. Raises ValueError unless both sizes are positive.
+    """
+
+    __slots__ = (
+        "_index",
+        "_kv_epoch",
+        "_kv_format",
+        "_leases",
+        "_num_evicted",
+        "_num_published",
+        "_pending",
+        "_pool",
+        "block_size",
+        "enable_prefix_caching",
+    )
+
+    def __init__(
+        self,
+        num_blocks: int,
+        block_size: int,
+        *,
+        enable_prefix_caching: bool = True,
+        kv_format: str = "",
+        index: PrefixIndex | None = None,
+    ) -> None:
+        if block_size <= 0:
+            raise ValueError(f"block_size must be positive, got {block_size}")
+        self.block_size = block_size
+        self.enable_prefix_caching = enable_prefix_caching
+        self._kv_format = kv_format
+        self._kv_epoch = 0
+        self._index = PrefixIndex() if index is None else index
+        self._pool = BlockPool(num_blocks, self._forget_evicted)
+        self._leases: set[Lease] = set()
+        self._pending: dict[BlockKey, int] = {}  # Keys being computed now -> by how many tables.
+        self._num_evicted = 0
+        self._num_published = 0
+
+    @property
+    def num_blocks(self) -> int:
+        return self._pool.num_blocks
+
+    @property
+    def num_free_blocks(self) -> int:
+        """Blocks that can be reserved, cached blocks that nobody holds included."""
+        return self._pool.num_free_blocks
+
+    @property
+    def num_cached_blocks(self) -> int:
+        return len(self._index)
+
+    @property
+    def kv_epoch(self) -> int:
+        return self._kv_epoch
+
+    @property
+    def stats(self) -> KVCacheStats:
+        return KVCacheStats(
+            num_blocks=self.num_blocks,
+            num_free_blocks=self.num_free_blocks,
+            num_cached_blocks=self.num_cached_blocks,
+            num_evicted_blocks=self._num_evicted,
+            num_published_blocks=self._num_published,
+        )
+
+    def new_table(
+        self, *, cache_salt: str = "", adapter_id: str = "", cacheable: bool = True
+    ) -> BlockTable:
+        """An empty table. A table that is not cacheable neither hits nor is published."""
+        root = CacheRoot(
+            salt=cache_salt,
+            adapter_id=adapter_id,
+            kv_format=self._kv_format,
+            kv_epoch=self._kv_epoch,
+        )
+        return BlockTable(root, self.block_size, cacheable=cacheable)
+
+    def fits(self, num_tokens: int) -> bool:
+        """Whether the whole pool could hold this many tokens of one sequence."""
+        return num_tokens <= self.num_blocks * self.block_size
+
+    def match(self, table: BlockTable, token_ids: SequenceABC[int], max_tokens: int) -> PrefixMatch:
+        """The longest verified cached prefix of `token_ids`, at most `max_tokens`; takes nothing.
+
+        Full blocks only, with one exception: if the block that ends at `max_tokens + 1` is cached
+        as well, it becomes `copy_source` and `num_tokens` is `max_tokens`. Raises KVCacheError if
+        the table holds blocks already.
+        """
+        if not self.enable_prefix_caching or not table.cacheable:
+            return PrefixMatch()
+        if table.block_ids:
+            raise KVCacheError("match needs an empty table; this one holds blocks")
+        if not 0 <= max_tokens <= len(token_ids):
+            raise ValueError(f"max_tokens must be in [0, {len(token_ids)}], got {max_tokens}")
+        self._renew_root(table)
+        size = self.block_size
+        # At most one block more than may be shared: the one that ends at max_tokens + 1.
+        num_described = min(max_tokens + 1, len(token_ids)) // size
+        self._describe(table, token_ids, num_described)
+        parent: PrefixEntry | CacheRoot = table.root
+        hits: list[BlockId] = []
+        for i in range(num_described):
+            entry = self._index.find(table.keys[i], table.chunks[i], parent)
+            if entry is None:
+                break
+            parent = entry
+            hits.append(entry.block_id)
+        if len(hits) * size > max_tokens:
+            source = hits.pop()
+            return PrefixMatch(block_ids=tuple(hits), num_tokens=max_tokens, copy_source=source)
+        return PrefixMatch(
+            block_ids=tuple(hits),
+            num_tokens=len(hits) * size,
+            next_block_pending=(
+                len(hits) < num_described and table.keys[len(hits)] in self._pending
+            ),
+        )
+
+    def reserve(
+        self, table: BlockTable, up_to_position: int, match: PrefixMatch | None = None
+    ) -> Reservation | None:
+        """Own blocks for positions [0, up_to_position), or change nothing and return None.
+
+        `match` (for an empty table) is shared into it first. Raises StaleMatchError if the index
+        has changed since the match was made.
+        """
+        if up_to_position < 0:
+            raise ValueError(f"up_to_position must be non-negative, got {up_to_position}")
+        num_needed = -(-up_to_position // self.block_size)
+        if match is None or not match.num_tokens:
+            if not table.block_ids:
+                self._renew_root(table)
+            new = self._pool.allocate(max(0, num_needed - len(table.block_ids)))
+            if new is None:
+                return None
+            table.block_ids += new
+            return Reservation(new_block_ids=tuple(new))
+        return self._reserve_with_match(table, num_needed, match)
+
+    def expect(self, table: BlockTable, token_ids: SequenceABC[int], up_to_position: int) -> None:
+        """A planned step computes positions up to here: others may wait for its full blocks.
+
+        Undone block by block by `publish`, and altogether by `release`.
+        """
+        if not self._is_publishable(table):
+            return
+        num_full = min(up_to_position, len(token_ids)) // self.block_size
+        self._describe(table, token_ids, num_full)
+        for i in range(max(table.num_expected, table.num_published), num_full):
+            self._pending[table.keys[i]] = self._pending.get(table.keys[i], 0) + 1
+        table.num_expected = max(table.num_expected, table.num_published, num_full)
+
+    def publish(
+        self,
+        table: BlockTable,
+        token_ids: SequenceABC[int],
+        num_computed_tokens: int,
+        kv_epoch: int,
+    ) -> int:
+        """List the full blocks whose KV now exists, written by a step stamped `kv_epoch`.
+
+        Returns how many entered the index. Nothing is listed under a stale stamp, from a table
+        that began in an older epoch, or beyond a key collision; a content that is listed already
+        keeps its first block.
+        """
+        num_full = num_computed_tokens // self.block_size
+        if num_full > len(table.block_ids):
+            raise ValueError(
+                f"num_computed_tokens must be at most {table.num_tokens_capacity} (reserved), "
+                f"got {num_computed_tokens}"
+            )
+        if num_full <= table.num_published or kv_epoch != self._kv_epoch:
+            return 0
+        if not self._is_publishable(table):
+            return 0
+        self._describe(table, token_ids, num_full)
+        num_listed = 0
+        for i in range(table.num_published, num_full):
+            self._unexpect(table, i)
+            if table.parent is None:
+                continue
+            block_id = table.block_ids[i]
+            entry, displaced = self._index.publish(
+                table.keys[i], table.chunks[i], table.parent, block_id
+            )
+            if displaced is not None:
+                self._pool.unmark_cached(displaced)
+            if entry is not None and entry.block_id == block_id:
+                self._pool.mark_cached(block_id)
+                num_listed += 1
+            table.parent = entry
+        table.num_published = num_full
+        table.num_expected = max(table.num_expected, num_full)
+        self._num_published += num_listed
+        return num_listed
+
+    def release(self, table: BlockTable) -> None:
+        """Give up every block and expectation of the table; no effect on an empty one."""
+        for i in range(table.num_published, table.num_expected):
+            self._unexpect(table, i)
+        self._pool.free(reversed(table.block_ids))
+        table.block_ids.clear()
+        table.num_published = 0
+        table.num_expected = 0
+        table.parent = table.root
+
+    def lease(self, block_ids: SequenceABC[BlockId]) -> Lease:
+        """Hold blocks outside step order. Raises BlockNotHeldError, with nothing taken."""
+        for block_id in block_ids:
+            if self._pool.ref_count(block_id) == 0:
+                raise BlockNotHeldError(block_id)  # A free block has no content to protect.
+        self._pool.share(block_ids)
+        lease = Lease(block_ids, self._end_lease)
+        self._leases.add(lease)
+        return lease
+
+    def resize(self, num_blocks: int) -> None:
+        """Replace the pool by one of another size; the index is emptied.
+
+        Raises BlocksInUseError, with nothing changed, while a block is held.
+        """
+        num_held = self.num_blocks - self.num_free_blocks
+        if num_held:
+            raise BlocksInUseError("resize the pool", num_held)
+        pool = BlockPool(num_blocks, self._forget_evicted)
+        self._index.clear()
+        self._pool = pool
+
+    def clear_index(self) -> int:
+        """Unlist every cached block; returns how many were listed. Held blocks stay held."""
+        block_ids = self._index.clear()
+        for block_id in block_ids:
+            self._pool.unmark_cached(block_id)
+        return len(block_ids)
+
+    def bump_epoch(self) -> int:
+        """KV content has lost its meaning: unlist everything and start a new epoch, returned.
+
+        Tables that hold blocks keep them and are never published again; an empty table moves to
+        the new epoch when it is next used.
+        """
+        self.clear_index()
+        self._kv_epoch += 1
+        return self._kv_epoch
+
+    def check_integrity(self, tables: Iterable[BlockTable]) -> None:
+        """Raise IntegrityError unless blocks, references, index and expectations agree.
+
+        tables: every table that holds blocks. Linear in the number of blocks.
+        """
+        holders = [0] * self.num_blocks
+        pending: dict[BlockKey, int] = {}
+        for table in tables:
+            for block_id in table.block_ids:
+                holders[block_id] += 1
+            for key in table.keys[table.num_published : table.num_expected]:
+                pending[key] = pending.get(key, 0) + 1
+        for lease in self._leases:
+            for block_id in lease.block_ids:
+                holders[block_id] += 1
+        self._pool.check(holders, self._index.block_ids)
+        if pending != self._pending:
+            raise IntegrityError(
+                f"{len(self._pending)} keys are marked as being computed, but tables expect "
+                f"{len(pending)}"
+            )
+
+    def _reserve_with_match(
+        self, table: BlockTable, num_needed: int, match: PrefixMatch
+    ) -> Reservation | None:
+        if table.block_ids:
+            raise KVCacheError("a prefix match can be reserved into an empty table only")
+        if num_needed * self.block_size <= match.num_tokens:
+            raise ValueError(
+                f"up_to_position must exceed the match's {match.num_tokens} tokens: "
+                f"at least one is computed anew"
+            )
+        last_entry = self._verify(table, match)
+        pool = self._pool
+        num_new = max(0, num_needed - len(match.block_ids))
+        if match.copy_source is not None:
+            pool.touch(match.copy_source)
+        # Hits that nobody holds are counted free, yet are about to be taken: not twice.
+        if num_new > pool.num_free_blocks - pool.num_evictable_among(match.block_ids):
+            return None
+        pool.share(match.block_ids)
+        new = pool.allocate(num_new)
+        assert new is not None
+        table.block_ids += [*match.block_ids, *new]
+        table.num_published = len(match.block_ids)
+        table.num_expected = table.num_published
+        table.parent = last_entry
+        copies: tuple[tuple[BlockId, BlockId], ...] = ()
+        # In a full pool the source itself may be the block given: then it is in place already.
+        if match.copy_source is not None and match.copy_source != new[0]:
+            copies = ((match.copy_source, new[0]),)
+        return Reservation(new_block_ids=tuple(new), copies=copies)
+
+    def _verify(self, table: BlockTable, match: PrefixMatch) -> PrefixEntry | CacheRoot:
+        """The entry of the last shared block, after checking that the match is still true."""
+        wanted = list(match.block_ids)
+        if match.copy_source is not None:
+            wanted.append(match.copy_source)
+        entry: PrefixEntry | CacheRoot = table.root
+        shared = entry
+        for i, block_id in enumerate(wanted):
+            if i >= len(table.keys):
+                raise StaleMatchError(block_id)
+            found = self._index.find(table.keys[i], table.chunks[i], entry)
+            if found is None or found.block_id != block_id:
+                raise StaleMatchError(block_id)
+            entry = found
+            if i < len(match.block_ids):
+                shared = found
+        return shared
+
+    def _describe(self, table: BlockTable, token_ids: SequenceABC[int], num_full: int) -> None:
+        """Hash full blocks up to `num_full`, each once in the table's life."""
+        size = self.block_size
+        key_of = self._index.key_of
+        for i in range(len(table.keys), num_full):
+            chunk = tuple(token_ids[i * size : (i + 1) * size])
+            parent_key = table.keys[-1] if table.keys else table.root.key()
+            table.chunks.append(chunk)
+            table.keys.append(key_of(parent_key, chunk))
+
+    def _renew_root(self, table: BlockTable) -> None:
+        """Move an empty table that began in an older epoch to the current one."""
+        if table.root.kv_epoch != self._kv_epoch:
+            table.root = CacheRoot(
+                salt=table.root.salt,
+                adapter_id=table.root.adapter_id,
+                kv_format=table.root.kv_format,
+                kv_epoch=self._kv_epoch,
+            )
+            table.keys.clear()
+            table.chunks.clear()
+            table.parent = table.root
+
+    def _is_publishable(self, table: BlockTable) -> bool:
+        return (
+            self.enable_prefix_caching and table.cacheable and table.root.kv_epoch == self._kv_epoch
+        )
+
+    def _unexpect(self, table: BlockTable, index: int) -> None:
+        if index >= table.num_expected:
+            return
+        key = table.keys[index]
+        self._pending[key] -= 1
+        if not self._pending[key]:
+            del self._pending[key]
+
+    def _forget_evicted(self, block_id: BlockId) -> None:
+        self._index.forget(block_id)
+        self._num_evicted += 1
+
+    def _end_lease(self, lease: Lease) -> None:
+        self._leases.remove(lease)
+        self._pool.free(lease.block_ids)

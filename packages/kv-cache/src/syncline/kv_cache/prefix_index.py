@@ -1,0 +1,107 @@
+"""Hash chain -> computed block. Knows contents and keys, not who holds a block or why.
+
+A key covers a block's tokens and, through its parent, everything before them back to the
+`CacheRoot`. Keys are 64-bit, contents are not, so every hit compares the block's tokens and
+requires its parent to be the very entry verified one step before: a collision is a miss.
+Source: automatic prefix caching, vLLM v1 (hash chain per full block). Differs: content is compared
+on every hit, and the first block published for a content stays canonical (no entry is taken over).
+"""
+
+from collections.abc import Callable
+
+from syncline.kv_cache.types import BlockId, BlockKey, CacheRoot
+
+Chunk = tuple[int, ...]
+"""The token ids of one full block."""
+
+
+def chain_key(parent: BlockKey, chunk: Chunk) -> BlockKey:
+    """The key of a block from its parent's key and its tokens; fast, deterministic, collidable."""
+    return BlockKey(hash((parent, chunk)))
+
+
+class PrefixEntry:
+    """One published block. `parent` is the entry before it, or the root of the chain."""
+
+    __slots__ = ("block_id", "chunk", "is_listed", "key", "parent")
+
+    def __init__(
+        self,
+        key: BlockKey,
+        chunk: Chunk,
+        parent: "PrefixEntry | CacheRoot | None",
+        block_id: BlockId,
+    ) -> None:
+        self.key = key
+        self.chunk = chunk
+        self.parent = parent  # None once the entry is forgotten, so that no dead chain is kept.
+        self.block_id = block_id
+        self.is_listed = True
+
+
+class PrefixIndex:
+    """The published blocks, at most one per content and one per block.
+
+    `key_of(parent_key, chunk)` may be replaced to force collisions in a test.
+    """
+
+    __slots__ = ("_by_block", "_by_key", "key_of")
+
+    def __init__(self, key_of: Callable[[BlockKey, Chunk], BlockKey] = chain_key) -> None:
+        self.key_of = key_of
+        self._by_key: dict[BlockKey, PrefixEntry] = {}
+        self._by_block: dict[BlockId, PrefixEntry] = {}
+
+    def __len__(self) -> int:
+        return len(self._by_key)
+
+    @property
+    def block_ids(self) -> set[BlockId]:
+        return set(self._by_block)
+
+    def find(
+        self, key: BlockKey, chunk: Chunk, parent: PrefixEntry | CacheRoot
+    ) -> PrefixEntry | None:
+        """The entry with this content behind this verified parent, or None."""
+        entry = self._by_key.get(key)
+        if entry is None or entry.chunk != chunk or entry.parent != parent:
+            return None
+        return entry
+
+    def publish(
+        self, key: BlockKey, chunk: Chunk, parent: PrefixEntry | CacheRoot, block_id: BlockId
+    ) -> tuple[PrefixEntry | None, BlockId | None]:
+        """List a computed block; returns (the canonical entry, a block that lost its listing).
+
+        The canonical entry is another block's if that content is listed already, and None if a
+        different content owns the key (a collision: the newcomer stays unlisted). An entry whose
+        parent has left the index can never be hit again and gives way.
+        """
+        present = self._by_key.get(key)
+        displaced: BlockId | None = None
+        if present is not None:
+            if present.chunk == chunk and present.parent == parent:
+                return present, None
+            if not isinstance(present.parent, PrefixEntry) or present.parent.is_listed:
+                return None, None
+            displaced = present.block_id
+            self.forget(displaced)
+        entry = PrefixEntry(key, chunk, parent, block_id)
+        self._by_key[key] = entry
+        self._by_block[block_id] = entry
+        return entry, displaced
+
+    def forget(self, block_id: BlockId) -> None:
+        """Unlist a block, because it is being reused; no effect if it is not listed."""
+        entry = self._by_block.pop(block_id, None)
+        if entry is not None:
+            del self._by_key[entry.key]
+            entry.is_listed = False
+            entry.parent = None
+
+    def clear(self) -> set[BlockId]:
+        """Unlist everything; returns the blocks that were listed."""
+        block_ids = self.block_ids
+        for block_id in block_ids:
+            self.forget(block_id)
+        return block_ids

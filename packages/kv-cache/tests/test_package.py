@@ -1,0 +1,39 @@
+"""The agreed public names, and the README's example."""
+
+import re
+from pathlib import Path
+
+import syncline.kv_cache as kv_cache
+
+AGREED = [
+    "BlockId",
+    "BlockKey",
+    "BlockNotHeldError",
+    "BlockPool",
+    "BlockTable",
+    "BlocksInUseError",
+    "CacheRoot",
+    "IntegrityError",
+    "KVCacheError",
+    "KVCacheManager",
+    "KVCacheStats",
+    "Lease",
+    "LeaseError",
+    "PrefixEntry",
+    "PrefixIndex",
+    "PrefixMatch",
+    "Reservation",
+    "StaleMatchError",
+    "chain_key",
+]
+
+
+def test_the_public_names_are_the_agreed_ones() -> None:
+    assert kv_cache.__all__ == AGREED
+    assert all(hasattr(kv_cache, name) for name in AGREED)
+
+
+def test_the_readme_example_runs() -> None:
+    readme = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
+    (example,) = re.findall(r"```python\n(.*?)```", readme, flags=re.DOTALL)
+    exec(compile(example, "README.md", "exec"), {})
