@@ -38,6 +38,17 @@ def test_reserve_takes_every_block_or_none() -> None:
     assert not kv.fits(17)
 
 
+def test_extend_each_gives_every_table_a_block_or_none() -> None:
+    kv = KVCacheManager(3, 4)
+    tables = [kv.new_table(), kv.new_table()]
+    given = kv.extend_each(tables)
+    assert given is not None
+    assert [table.block_ids for table in tables] == [[given[0]], [given[1]]]
+    assert kv.extend_each(tables) is None
+    assert [len(table.block_ids) for table in tables] == [1, 1]
+    kv.check_integrity(tables)
+
+
 @pytest.mark.parametrize(("position", "num_blocks"), [(0, 0), (1, 1), (4, 1), (5, 2), (8, 2)])
 def test_reserve_covers_positions_below_the_one_given(position: int, num_blocks: int) -> None:
     kv = KVCacheManager(4, 4)

@@ -170,6 +170,14 @@ class KVCacheManager:
             return Reservation(new_block_ids=tuple(new))
         return self._reserve_with_match(table, num_needed, match)
 
+    def extend_each(self, tables: SequenceABC[BlockTable]) -> list[BlockId] | None:
+        """One more block at the end of each table, or nothing changed and None."""
+        block_ids = self._pool.allocate(len(tables))
+        if block_ids is not None:
+            for table, block_id in zip(tables, block_ids, strict=True):
+                table.block_ids.append(block_id)
+        return block_ids
+
     def expect(self, table: BlockTable, token_ids: SequenceABC[int], up_to_position: int) -> None:
         """A planned step computes positions up to here: others may wait for its full blocks.
 
