@@ -1,0 +1,60 @@
+"""Sequences, step plans, preemption and accounting of a continuous-batching scheduler."""
+
+from syncline.scheduler_core.config import SchedulerConfig
+from syncline.scheduler_core.errors import (
+    ResultError,
+    SchedulerError,
+    StateError,
+    StepOrderError,
+    StepsInFlightError,
+    StopMatcherError,
+)
+from syncline.scheduler_core.plan import (
+    ColumnSpan,
+    PrefillChunk,
+    RowError,
+    RowJoin,
+    StepPlan,
+    StepResult,
+)
+from syncline.scheduler_core.request import Request, StopMatch, StopMatcher, StopRules
+from syncline.scheduler_core.scheduler import Scheduler
+from syncline.scheduler_core.sequence import Sequence
+from syncline.scheduler_core.types import (
+    FinishReason,
+    IdleCause,
+    PauseMode,
+    RowId,
+    SchedulerStats,
+    SequenceId,
+    UnfinishedPolicy,
+)
+
+__all__ = [
+    "ColumnSpan",
+    "FinishReason",
+    "IdleCause",
+    "PauseMode",
+    "PrefillChunk",
+    "Request",
+    "ResultError",
+    "RowError",
+    "RowId",
+    "RowJoin",
+    "Scheduler",
+    "SchedulerConfig",
+    "SchedulerError",
+    "SchedulerStats",
+    "Sequence",
+    "SequenceId",
+    "StateError",
+    "StepOrderError",
+    "StepPlan",
+    "StepResult",
+    "StepsInFlightError",
+    "StopMatch",
+    "StopMatcher",
+    "StopMatcherError",
+    "StopRules",
+    "UnfinishedPolicy",
+]

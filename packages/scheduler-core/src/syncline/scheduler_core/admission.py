@@ -1,0 +1,84 @@
+"""May this waiting sequence start now, and with which blocks: all of its known tokens, or not.
+
+Blocks for every known token are reserved at once, so a prefill that has begun never needs another.
+"""
+
+from dataclasses import dataclass
+
+from syncline.kv_cache import KVCacheManager, PrefixMatch, Reservation
+from syncline.scheduler_core.lifecycle import Lifecycle
+from syncline.scheduler_core.preemption import headroom_blocks
+from syncline.scheduler_core.sequence import Sequence
+from syncline.scheduler_core.types import IdleCause, SequenceId
+
+_NO_MATCH = PrefixMatch()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Admitted:
+    """The table is filled; KV of the first `num_cached_tokens` exists after the copies."""
+
+    num_cached_tokens: int
+    reservation: Reservation
+
+
+class Admission:
+    """Asked once per plan and waiting sequence, in order, until it refuses one."""
+
+    __slots__ = ("_kv", "_life", "_refused")
+
+    def __init__(self, kv: KVCacheManager, life: Lifecycle) -> None:
+        self._kv = kv
+        self._life = life
+        # The last one refused for want of blocks, and the (free, cached) blocks there were.
+        self._refused: tuple[SequenceId, int, int] | None = None
+
+    def consider(self, sequence: Sequence) -> Admitted | IdleCause:
+        """Fill its table, or say what it waits for and change nothing.
+
+        WAITING_FOR_PREFIX concerns it alone; after any other refusal nobody younger may start.
+        """
+        if sequence.resume_after > self._life.pending.last_applied_id:
+            return IdleCause.WAITING_FOR_RESULTS
+        if self._is_refused_again(sequence):
+            return IdleCause.WAITING_FOR_BLOCKS
+        match = self._match(sequence)
+        if match.next_block_pending:
+            return IdleCause.WAITING_FOR_PREFIX
+        if not self._has_headroom(sequence):
+            return self._refuse(sequence)
+        reservation = self._kv.reserve(sequence.table, sequence.target_len, match)
+        if reservation is None:
+            return self._refuse(sequence)
+        self._refused = None
+        return Admitted(num_cached_tokens=match.num_tokens, reservation=reservation)
+
+    def _match(self, sequence: Sequence) -> PrefixMatch:
+        # Columns of every prompt position exist only once each has been computed here.
+        if sequence.request.required_prompt_columns and not sequence.has_computed_prompt:
+            return _NO_MATCH
+        return self._kv.match(sequence.table, sequence.token_ids, sequence.target_len - 1)
+
+    def _has_headroom(self, sequence: Sequence) -> bool:
+        headroom = headroom_blocks(sequence, len(self._life.running))
+        if not headroom:
+            return True
+        # Hits may be held by others already: counting all but the held ones would need more of
+        # the pool's books, and asking for a few blocks too many only delays.
+        num_needed = -(-sequence.target_len // self._kv.block_size)
+        return num_needed + headroom <= self._kv.num_free_blocks
+
+    def _refuse(self, sequence: Sequence) -> IdleCause:
+        self._refused = (sequence.seq_id, self._kv.num_free_blocks, self._kv.num_cached_blocks)
+        return IdleCause.WAITING_FOR_BLOCKS
+
+    def _is_refused_again(self, sequence: Sequence) -> bool:
+        """Nothing has become free or cached since its last refusal, and others still run."""
+        if self._refused is None or not self._life.running:
+            return False
+        seq_id, num_free, num_cached = self._refused
+        return (
+            seq_id == sequence.seq_id
+            and self._kv.num_free_blocks <= num_free
+            and self._kv.num_cached_blocks == num_cached
+        )

@@ -1,0 +1,229 @@
+"""What a result means: progress, tokens, ends. Checked whole before anything changes.
+
+The decode path is one loop over the rows (`append_one_to_each`); only rows whose token may end
+them, or that reach a length limit, are looked at one by one.
+"""
+
+import math
+
+from syncline.scheduler_core.errors import ResultError
+from syncline.scheduler_core.lifecycle import Lifecycle
+from syncline.scheduler_core.pending import StepInFlight
+from syncline.scheduler_core.plan import StepResult
+from syncline.scheduler_core.sequence import Sequence, append_one_to_each
+from syncline.scheduler_core.speculation import new_token_interval
+from syncline.scheduler_core.stopping import earliest_stop
+from syncline.scheduler_core.types import FinishReason, RowId
+
+
+def check_result(step: StepInFlight, result: StepResult) -> None:
+    """Raise ResultError unless the result has the shape that the step's plan asked for."""
+    num_tokens = step.num_yielding_rows if result.counts is None else sum(result.counts)
+    for name, values in (("token_ids", result.token_ids), ("logprobs", result.logprobs)):
+        if len(values) != num_tokens:
+            raise ResultError(
+                step.step_id,
+                f"{name} must have {num_tokens} entries for {step.num_yielding_rows} yielding "
+                f"rows, got {len(values)}",
+            )
+    if num_tokens and min(result.token_ids) < 0:
+        raise ResultError(step.step_id, f"token id {min(result.token_ids)} is negative")
+    if result.errors or result.columns:
+        _check_rows(step, result)
+    if result.counts is not None:
+        _check_counts(step, result, result.counts)
+    if not math.isfinite(sum(result.logprobs)):
+        _check_logprobs(step, result)
+
+
+def _check_rows(step: StepInFlight, result: StepResult) -> None:
+    rows = step.sequences_by_row()
+    for row in [*(error.row for error in result.errors), *(span.row for span in result.columns)]:
+        if row not in rows:
+            raise ResultError(step.step_id, f"row {row} is not part of the step")
+    for span in result.columns:
+        if span.start < 0:
+            raise ResultError(
+                step.step_id, f"column {span.name!r} of row {span.row} starts at {span.start}"
+            )
+
+
+def _check_counts(step: StepInFlight, result: StepResult, counts: tuple[int, ...]) -> None:
+    if len(counts) != step.num_yielding_rows:
+        raise ResultError(
+            step.step_id,
+            f"counts must have {step.num_yielding_rows} entries, got {len(counts)}",
+        )
+    failed = _failed_sequences(step, result)
+    decode = new_token_interval(step.window)
+    for i, (sequence, count) in enumerate(zip(step.yielding, counts, strict=True)):
+        min_new, max_new = decode if i < len(step.batch.rows) else (1, 1)
+        if sequence.is_finished or sequence in failed:
+            min_new = 0
+        if not min_new <= count <= max_new:
+            raise ResultError(
+                step.step_id,
+                f"yielding row {i} (request {sequence.request_id!r}) must have between {min_new} "
+                f"and {max_new} tokens, got {count}",
+            )
+
+
+def _check_logprobs(step: StepInFlight, result: StepResult) -> None:
+    """Some logprob is not finite: only a row that failed or has ended may have such a one."""
+    failed = _failed_sequences(step, result)
+    i = 0
+    for sequence, count in zip(step.yielding, _counts(step, result), strict=True):
+        if not sequence.is_finished and sequence not in failed:
+            for logprob in result.logprobs[i : i + count]:
+                if not math.isfinite(logprob):
+                    raise ResultError(
+                        step.step_id,
+                        f"logprob {logprob} of request {sequence.request_id!r} is not finite",
+                    )
+        i += count
+
+
+def _failed_sequences(step: StepInFlight, result: StepResult) -> set[Sequence]:
+    if not result.errors:
+        return set()
+    rows = step.sequences_by_row()
+    return {rows[error.row] for error in result.errors}
+
+
+def _counts(step: StepInFlight, result: StepResult) -> tuple[int, ...]:
+    return (1,) * step.num_yielding_rows if result.counts is None else result.counts
+
+
+class Applier:
+    """Applies results to the sequences of one scheduler."""
+
+    __slots__ = ("_life",)
+
+    def __init__(self, life: Lifecycle) -> None:
+        self._life = life
+
+    def apply(self, result: StepResult) -> None:
+        """Raises StepOrderError or ResultError with nothing changed."""
+        pending = self._life.pending
+        step = pending.oldest(result.step_id)
+        check_result(step, result)
+        receivers = self._column_receivers(step, result)
+        self._end_failed(step, result)
+        if step.chunks:
+            self._advance_prefills(step)
+        pending.pop()
+        if result.counts is None:
+            self._append_one_each(step, result)
+        else:
+            self._append_counted(step, result)
+        for sequence in step.finals:
+            if sequence.row is not None:
+                sequence.note_first_sample()
+        for sequence in step.capped:
+            self._settle_capped(sequence)
+        for span in result.columns:
+            if span.row in receivers:
+                receivers[span.row].keep_column(span.name, span.start, span.values)
+        self._require_prompt_columns(step)
+
+    def _column_receivers(self, step: StepInFlight, result: StepResult) -> dict[RowId, Sequence]:
+        """Who takes column values: what had not ended before this result, and has not failed."""
+        if not result.columns:
+            return {}
+        failed = {error.row for error in result.errors}
+        return {
+            row: sequence
+            for row, sequence in step.sequences_by_row().items()
+            if row not in failed and not sequence.is_finished
+        }
+
+    def _end_failed(self, step: StepInFlight, result: StepResult) -> None:
+        if not result.errors:
+            return
+        rows = step.sequences_by_row()
+        for error in result.errors:
+            sequence = rows[error.row]
+            if not sequence.is_finished:
+                self._life.end(sequence, FinishReason.ERROR, error.message)
+
+    def _advance_prefills(self, step: StepInFlight) -> None:
+        """KV of the step's chunks exists. A sequence that has lost its row has lost that KV too."""
+        kv = self._life.kv
+        for sequence, chunk in step.chunks:
+            if sequence.row is None:
+                continue
+            sequence.compute(chunk.stop)
+            if chunk.stop >= sequence.num_prompt_tokens:
+                sequence.has_computed_prompt = True
+            kv.publish(sequence.table, sequence.token_ids, chunk.stop, step.kv_epoch)
+
+    def _append_one_each(self, step: StepInFlight, result: StepResult) -> None:
+        cursors = step.cursors
+        token_ids, logprobs = result.token_ids, result.logprobs
+        if step.has_ended:
+            live = [i for i, cursor in enumerate(cursors) if not cursor[3].is_finished]
+            self._life.counters.num_surplus_tokens += len(cursors) - len(live)
+            cursors = [cursors[i] for i in live]
+            token_ids = [token_ids[i] for i in live]
+            logprobs = [logprobs[i] for i in live]
+        self._life.counters.num_accepted_tokens += len(cursors)
+        for sequence in append_one_to_each(cursors, token_ids, logprobs):
+            self._settle(sequence, 1)
+
+    def _append_counted(self, step: StepInFlight, result: StepResult) -> None:
+        counters = self._life.counters
+        decoding = self._life.decoding
+        start = 0
+        for sequence, count in zip(step.yielding, _counts(step, result), strict=True):
+            stop = start + count
+            if sequence.is_finished:
+                counters.num_surplus_tokens += count
+            elif count:
+                sequence.append(
+                    result.token_ids[start:stop], result.logprobs[start:stop], step.weight_version
+                )
+                counters.num_accepted_tokens += count
+                self._settle(sequence, count)
+                if count < step.max_decode_tokens and sequence in decoding:
+                    decoding.file(sequence)
+            start = stop
+
+    def _settle(self, sequence: Sequence, num_new: int) -> None:
+        """End the sequence where its last `num_new` tokens say so, if they do."""
+        stop = earliest_stop(sequence, num_new)
+        if stop is None:
+            return
+        num_surplus = sequence.num_output_tokens - stop.num_output_tokens
+        if num_surplus:
+            sequence.truncate(stop.num_output_tokens)
+            self._life.counters.num_surplus_tokens += num_surplus
+            self._life.counters.num_accepted_tokens -= num_surplus
+        self._life.end(sequence, stop.reason, stop.detail, stop_reason=stop.stop_reason)
+
+    def _settle_capped(self, sequence: Sequence) -> None:
+        """End a sequence that has reached its length limit; if fewer tokens came, it goes on."""
+        if sequence.is_finished:
+            return
+        if sequence.num_tokens >= sequence.max_total_tokens:
+            self._life.end(sequence, FinishReason.LENGTH, sequence.length_detail)
+        else:
+            self._life.resume_if_short(sequence)
+
+    def _require_prompt_columns(self, step: StepInFlight) -> None:
+        """A prompt that is through has the columns its request needs, or the sequence fails."""
+        for sequence in step.finals:
+            names = sequence.request.required_prompt_columns
+            if not names or sequence.is_finished or not sequence.has_computed_prompt:
+                continue
+            for name in sorted(names):
+                column = sequence.columns.get(name, {})
+                # Nothing precedes position 0, so a column of predictions may leave it out.
+                missing = [p for p in range(1, sequence.num_prompt_tokens) if p not in column]
+                if missing:
+                    self._life.end(
+                        sequence,
+                        FinishReason.ERROR,
+                        f"column {name!r} has no value at {len(missing)} prompt positions, "
+                        f"first at {missing[0]}",
+                    )
+                    break

@@ -1,0 +1,66 @@
+"""Everything this package raises for a broken contract; bad arguments are plain ValueError.
+
+    SchedulerError
+    |-- StepOrderError       a result came for another step than the oldest one in flight
+    |-- ResultError          a result does not have the shape its plan asked for
+    |-- StepsInFlightError   an action that needs an idle device found steps in flight
+    |-- StopMatcherError     a stop matcher named a position that was not asked about
+    |-- StateError           the books contradict each other: a bug in this package
+    `-- oracle.OracleError   the oracle runner saw a plan read or write what it must not
+
+StepOrderError, ResultError and StepsInFlightError leave the scheduler as it was. Scarcity is not
+an error: `Scheduler.plan` returns None and `idle_cause` says why.
+"""
+
+
+class SchedulerError(Exception):
+    """Base of every error of this package."""
+
+
+class StepOrderError(SchedulerError):
+    """Results are applied in step order: `expected` was due (None: nothing in flight)."""
+
+    def __init__(self, expected: int | None, got: int) -> None:
+        due = "no step is in flight" if expected is None else f"step {expected} is due"
+        super().__init__(f"result of step {got} cannot be applied: {due}")
+        self.expected = expected
+        self.got = got
+
+
+class ResultError(SchedulerError):
+    """The result of step `step_id` does not fit its plan; `detail` says where."""
+
+    def __init__(self, step_id: int, detail: str) -> None:
+        super().__init__(f"result of step {step_id}: {detail}")
+        self.step_id = step_id
+        self.detail = detail
+
+
+class StepsInFlightError(SchedulerError):
+    """`action` needs every launched step to be applied first; `num_steps` are not."""
+
+    def __init__(self, action: str, num_steps: int) -> None:
+        super().__init__(f"cannot {action}: {num_steps} steps are in flight; apply them first")
+        self.action = action
+        self.num_steps = num_steps
+
+
+class StopMatcherError(SchedulerError):
+    """A stop matcher kept `num_output_tokens`; it was asked for `first` to `last`."""
+
+    def __init__(self, num_output_tokens: int, first: int, last: int) -> None:
+        super().__init__(
+            f"a stop matcher must keep between {first} and {last} tokens, "
+            f"it answered {num_output_tokens}"
+        )
+        self.num_output_tokens = num_output_tokens
+        self.first = first
+        self.last = last
+
+
+class StateError(SchedulerError):
+    """The scheduler's books contradict each other; `detail` says where."""
+
+    def __init__(self, detail: str) -> None:
+        super().__init__(detail)
+        self.detail = detail

@@ -1,0 +1,89 @@
+"""Checks that the books of a scheduler agree with each other; for tests and idle moments."""
+
+from collections.abc import Iterator
+
+from syncline.scheduler_core.errors import StateError
+from syncline.scheduler_core.lifecycle import Lifecycle
+from syncline.scheduler_core.sequence import Sequence
+
+
+def check_integrity(life: Lifecycle, num_rows: int) -> None:
+    """Raise StateError, or kv_cache's IntegrityError, at the first contradiction.
+
+    Linear in blocks and unfinished sequences. What the decode path derives lazily (positions,
+    pending tokens, days in the calendar) is compared here with what it is derived from.
+    """
+    life.kv.check_integrity(sequence.table for sequence in life.running.values())
+    for detail in _contradictions(life, num_rows):
+        raise StateError(detail)
+
+
+def _contradictions(life: Lifecycle, num_rows: int) -> Iterator[str]:
+    yield from _places(life, num_rows)
+    for sequence in life.sequences.values():
+        for detail in (*_columns(sequence), *_progress(life, sequence)):
+            yield f"{sequence!r}: {detail}"
+    keys = [sequence.order_key for sequence in life.waiting]
+    if keys != sorted(keys):
+        yield f"the waiting line is out of order: {keys}"
+
+
+def _places(life: Lifecycle, num_rows: int) -> Iterator[str]:
+    waiting = {sequence.seq_id for sequence in life.waiting}
+    if len(waiting) != len(life.waiting):
+        yield "a sequence waits twice"
+    if waiting & life.running.keys() or waiting | life.running.keys() != life.sequences.keys():
+        yield "waiting and running sequences are not exactly the unfinished ones"
+    decoding = {sequence.seq_id for sequence in life.decoding.batch.sequences}
+    parts = [set(life.prefilling), decoding, set(life.draining)]
+    if sum(map(len, parts)) != len(life.running) or set().union(*parts) != life.running.keys():
+        yield "a running sequence is not in exactly one of prefilling, decoding, draining"
+    rows = [sequence.row for sequence in life.running.values() if sequence.row is not None]
+    if len(set(rows)) != len(life.running) or not set(rows) <= set(range(num_rows)):
+        yield f"{len(life.running)} running sequences hold the rows {sorted(rows)}"
+    if life.rows.num_free + len(rows) != num_rows or life.rows.free_rows & set(rows):
+        yield f"{life.rows.num_free} rows are free and {len(rows)} held, of {num_rows}"
+    members = {
+        sequence.seq_id for group in life.groups.values() for sequence in group.sequences.values()
+    }
+    if members != life.sequences.keys():
+        yield "the groups are not exactly the unfinished sequences"
+
+
+def _columns(sequence: Sequence) -> Iterator[str]:
+    num_outputs = sequence.num_output_tokens
+    if len(sequence.logprobs) != num_outputs:
+        yield f"{len(sequence.logprobs)} logprobs for {num_outputs} output tokens"
+    num_versioned = sum(count for _, count in sequence.version_runs)
+    if num_versioned != num_outputs:
+        yield f"{num_versioned} output tokens have a weight version"
+
+
+def _progress(life: Lifecycle, sequence: Sequence) -> Iterator[str]:
+    computed, issued = sequence.num_computed_tokens, sequence.num_issued_tokens
+    if not 0 <= computed <= issued <= sequence.target_len:
+        yield f"computed {computed}, issued {issued}, target {sequence.target_len}"
+    if sequence.is_finished:
+        yield "finished, but listed as unfinished"
+    if sequence.num_tokens >= sequence.max_total_tokens:
+        yield f"at its limit of {sequence.max_total_tokens} tokens, but unfinished"
+    if sequence.target_len > sequence.max_total_tokens:
+        yield f"in flight beyond its limit of {sequence.max_total_tokens} tokens"
+    capacity = sequence.table.num_tokens_capacity
+    if (sequence.row is None and capacity) or issued > capacity:
+        yield f"positions for {capacity} tokens are reserved, {issued} issued"
+    num_pending = sum(_max_new_in(life, sequence))
+    if life.pending.max_new_tokens(sequence) != num_pending:
+        yield f"{num_pending} tokens may be in flight, not as many as derived"
+    if sequence in life.decoding:
+        wrong = life.decoding.check(sequence)
+        if wrong is not None:
+            yield wrong
+
+
+def _max_new_in(life: Lifecycle, sequence: Sequence) -> Iterator[int]:
+    """Tokens each step in flight may yield for the sequence, from the steps' own rows."""
+    for step in life.pending:
+        yield sum(final is sequence for final in step.finals)
+        if any(member is sequence for member in step.batch.sequences):
+            yield step.max_decode_tokens

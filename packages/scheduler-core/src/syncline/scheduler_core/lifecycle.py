@@ -1,0 +1,161 @@
+"""Where every sequence stands, and the only moves between those places.
+
+    waiting -> prefilling -> decoding <-> draining          running: the last three, with a row
+       ^            |            |            |
+       '------------'------------'------------'  preempt
+    any -> finished
+
+draining: the steps in flight may take it to a length limit, so no plan contains it until they are
+applied. A move keeps rows, blocks, decode set and line in step; nobody else changes them.
+"""
+
+from syncline.kv_cache import KVCacheManager
+from syncline.scheduler_core.decoding import DecodeSet
+from syncline.scheduler_core.pending import PendingSteps
+from syncline.scheduler_core.preemption import choose_victim
+from syncline.scheduler_core.rows import RowPool
+from syncline.scheduler_core.sequence import Sequence
+from syncline.scheduler_core.types import Counters, FinishReason, RowId, SequenceId
+from syncline.scheduler_core.waiting import WaitingLine
+
+
+class RequestGroup:
+    """The unfinished sequences of one request. `has_started`: one of them was admitted once."""
+
+    __slots__ = ("has_started", "sequences")
+
+    def __init__(self, sequences: list[Sequence]) -> None:
+        self.sequences = {sequence.seq_id: sequence for sequence in sequences}
+        self.has_started = False
+
+
+class Lifecycle:
+    """All unfinished sequences by place, and those that ended and have not been taken yet."""
+
+    __slots__ = (
+        "counters",
+        "decoding",
+        "draining",
+        "finished",
+        "groups",
+        "kv",
+        "pending",
+        "prefilling",
+        "rows",
+        "running",
+        "sequences",
+        "waiting",
+    )
+
+    def __init__(self, kv: KVCacheManager, num_rows: int) -> None:
+        self.kv = kv
+        self.counters = Counters()
+        self.pending = PendingSteps()
+        self.rows = RowPool(num_rows)
+        self.sequences: dict[SequenceId, Sequence] = {}
+        self.groups: dict[str, RequestGroup] = {}
+        self.waiting = WaitingLine()
+        self.running: dict[SequenceId, Sequence] = {}
+        self.prefilling: dict[SequenceId, Sequence] = {}
+        self.decoding = DecodeSet()
+        self.draining: dict[SequenceId, Sequence] = {}
+        self.finished: list[Sequence] = []
+
+    def add(self, request_id: str, sequences: list[Sequence]) -> None:
+        self.groups[request_id] = RequestGroup(sequences)
+        for sequence in sequences:
+            self.sequences[sequence.seq_id] = sequence
+            self.waiting.put(sequence)
+
+    def admit(self, sequence: Sequence, row: RowId, num_cached_tokens: int) -> None:
+        """waiting -> prefilling. The caller has taken it out of the line and filled its table."""
+        sequence.begin_prefill(row, num_cached_tokens)
+        self.running[sequence.seq_id] = sequence
+        self.prefilling[sequence.seq_id] = sequence
+        self.groups[sequence.request_id].has_started = True
+        self.counters.num_admissions += 1
+        self.counters.num_cached_tokens += num_cached_tokens
+
+    def begin_decoding(self, sequence: Sequence, row: RowId, final_step: int) -> bool:
+        """prefilling -> decoding, or draining (True) if the one token in flight is the last."""
+        del self.prefilling[sequence.seq_id]
+        sequence.begin_decoding(final_step)
+        if sequence.target_len >= sequence.max_total_tokens:
+            self.drain(sequence)
+            return True
+        self.decoding.add(sequence, row)
+        return False
+
+    def drain(self, sequence: Sequence) -> None:
+        """-> draining: what is in flight may end it by length."""
+        self.decoding.discard(sequence)
+        self.draining[sequence.seq_id] = sequence
+        sequence.pause_decoding(self.pending.last_id)
+
+    def resume_if_short(self, sequence: Sequence) -> None:
+        """draining -> decoding, if fewer tokens came than might have."""
+        if sequence.seq_id not in self.draining or sequence.row is None:
+            return
+        if sequence.target_len < sequence.max_total_tokens:
+            del self.draining[sequence.seq_id]
+            sequence.resume_decoding(self.pending.next_id)
+            self.decoding.add(sequence, sequence.row)
+
+    def victim(self) -> Sequence | None:
+        return choose_victim(self.running.values())
+
+    def preempt(self, sequence: Sequence) -> None:
+        """running -> waiting. Its blocks are free; tokens in flight will still be delivered."""
+        self._give_up_row(sequence, publish=True)
+        sequence.num_preemptions += 1
+        self.counters.num_preemptions += 1
+        self.waiting.put(sequence)
+
+    def preempt_all(self) -> int:
+        victims = list(self.running.values())
+        for sequence in victims:
+            self.preempt(sequence)
+        return len(victims)
+
+    def end(
+        self,
+        sequence: Sequence,
+        reason: FinishReason,
+        detail: str,
+        *,
+        stop_reason: int | str | None = None,
+    ) -> None:
+        """any -> finished. Results still in flight for it become surplus."""
+        if sequence.row is None:
+            self.waiting.remove(sequence)
+        else:
+            # KV of a row that failed is not to be trusted.
+            self._give_up_row(sequence, publish=reason is not FinishReason.ERROR)
+        sequence.finish_reason = reason
+        sequence.finish_detail = detail
+        sequence.stop_reason = stop_reason
+        del self.sequences[sequence.seq_id]
+        group = self.groups[sequence.request_id]
+        del group.sequences[sequence.seq_id]
+        if not group.sequences:
+            del self.groups[sequence.request_id]
+        self.pending.note_end()
+        self.finished.append(sequence)
+
+    def _give_up_row(self, sequence: Sequence, *, publish: bool) -> None:
+        assert sequence.row is not None
+        if publish:
+            # The table's own epoch tells whether its content still has the current meaning.
+            self.kv.publish(
+                sequence.table,
+                sequence.token_ids,
+                sequence.num_computed_tokens,
+                self.kv.kv_epoch,
+            )
+        self.kv.release(sequence.table)
+        self.decoding.discard(sequence)
+        self.draining.pop(sequence.seq_id, None)
+        self.prefilling.pop(sequence.seq_id, None)
+        del self.running[sequence.seq_id]
+        self.rows.give_up(sequence.row)
+        sequence.leave_row(self.pending.last_id)

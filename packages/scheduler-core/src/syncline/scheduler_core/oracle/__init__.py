@@ -1,0 +1,33 @@
+"""A model whose answers depend on all the KV it read, and a loop that drives a scheduler with it.
+
+Use it to test a scheduler, a block manager, or a change to either: whatever makes a step read a
+slot that holds something else, or that was never written, changes the output or raises.
+"""
+
+from syncline.scheduler_core.oracle.drive import (
+    Outcome,
+    Scenario,
+    StuckError,
+    apply_at_once,
+    apply_when_full,
+    run,
+)
+from syncline.scheduler_core.oracle.kv_array import OracleError, OracleKV, Slot
+from syncline.scheduler_core.oracle.model import HashModel, ReferenceOutput, reference_output
+from syncline.scheduler_core.oracle.runner import OracleRunner
+
+__all__ = [
+    "HashModel",
+    "OracleError",
+    "OracleKV",
+    "OracleRunner",
+    "Outcome",
+    "ReferenceOutput",
+    "Scenario",
+    "Slot",
+    "StuckError",
+    "apply_at_once",
+    "apply_when_full",
+    "reference_output",
+    "run",
+]

@@ -1,0 +1,132 @@
+"""Work in flight: one object per launched step, from which everything pending is derived.
+
+No sequence counts its own pending tokens, so no such count can be wrong: `max_new_tokens` asks the
+steps that contain it.
+"""
+
+from collections import deque
+from collections.abc import Iterator
+
+from syncline.scheduler_core.decoding import DecodeBatch
+from syncline.scheduler_core.errors import StepOrderError
+from syncline.scheduler_core.plan import PrefillChunk
+from syncline.scheduler_core.sequence import Cursor, Sequence, cursor_of
+from syncline.scheduler_core.speculation import new_token_interval
+from syncline.scheduler_core.types import RowId
+
+
+class StepInFlight:
+    """A launched step whose result has not been applied.
+
+    batch       the decode rows, shared with other steps while membership is unchanged
+    chunks      prefill chunks in plan order
+    capped      sequences that reach a length limit if the step yields all it may
+    has_ended   a sequence has ended since the step was planned: its row may be surplus
+    """
+
+    __slots__ = (
+        "batch",
+        "capped",
+        "chunks",
+        "finals",
+        "has_ended",
+        "kv_epoch",
+        "max_decode_tokens",
+        "step_id",
+        "weight_version",
+        "window",
+    )
+
+    def __init__(
+        self,
+        step_id: int,
+        *,
+        stamps: tuple[int, int],
+        window: int,
+        batch: DecodeBatch,
+        chunks: list[tuple[Sequence, PrefillChunk]],
+    ) -> None:
+        self.step_id = step_id
+        self.kv_epoch, self.weight_version = stamps
+        self.window = window
+        self.max_decode_tokens = new_token_interval(window)[1]
+        self.batch = batch
+        self.chunks = chunks
+        self.finals = [sequence for sequence, chunk in chunks if chunk.is_final]
+        self.capped: list[Sequence] = []
+        self.has_ended = False
+
+    @property
+    def num_yielding_rows(self) -> int:
+        return len(self.batch.rows) + len(self.finals)
+
+    @property
+    def yielding(self) -> list[Sequence]:
+        """The sequences of the yielding rows, in the order of the result."""
+        return [*self.batch.sequences, *self.finals] if self.finals else self.batch.sequences
+
+    @property
+    def cursors(self) -> list[Cursor]:
+        """Of the yielding rows, in the order of the result."""
+        if not self.finals:
+            return self.batch.cursors
+        return [*self.batch.cursors, *map(cursor_of, self.finals)]
+
+    def sequences_by_row(self) -> dict[RowId, Sequence]:
+        by_row = dict(zip(self.batch.rows, self.batch.sequences, strict=True))
+        for sequence, chunk in self.chunks:
+            by_row[chunk.row] = sequence
+        return by_row
+
+
+class PendingSteps:
+    """The launched steps, oldest first. Satisfies `sequence.PendingTokens`."""
+
+    __slots__ = ("_steps", "next_id")
+
+    def __init__(self) -> None:
+        self._steps: deque[StepInFlight] = deque()
+        self.next_id = 0
+
+    def __len__(self) -> int:
+        return len(self._steps)
+
+    def __iter__(self) -> Iterator[StepInFlight]:
+        return iter(self._steps)
+
+    @property
+    def last_id(self) -> int:
+        """Id of the newest planned step, -1 before the first."""
+        return self.next_id - 1
+
+    @property
+    def last_applied_id(self) -> int:
+        """Id of the newest applied step, -1 before the first."""
+        return self.next_id - 1 - len(self._steps)
+
+    def push(self, step: StepInFlight) -> None:
+        self._steps.append(step)
+        self.next_id += 1
+
+    def oldest(self, step_id: int) -> StepInFlight:
+        """The step whose result is due. Raises StepOrderError unless it is `step_id`."""
+        if not self._steps or self._steps[0].step_id != step_id:
+            raise StepOrderError(self._steps[0].step_id if self._steps else None, step_id)
+        return self._steps[0]
+
+    def pop(self) -> None:
+        self._steps.popleft()
+
+    def note_end(self) -> None:
+        """A sequence ended: its rows in flight, if any, have become surplus."""
+        for step in self._steps:
+            step.has_ended = True
+
+    def max_new_tokens(self, sequence: Sequence) -> int:
+        total = 0
+        for step in self._steps:
+            if step.step_id == sequence.final_step:
+                total += 1
+            elif sequence.decode_from <= step.step_id <= sequence.decode_to:
+                total += step.max_decode_tokens
+        return total

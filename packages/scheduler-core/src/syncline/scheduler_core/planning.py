@@ -1,0 +1,209 @@
+"""One step: decodes first, then prefills that have begun, then admissions, within the budget.
+
+A decode step in steady state costs no work per row here: the decode set's calendar names the rows
+that need a block or reach a length limit. Preemption happens only while decode rows get their
+blocks, so no plan admits what it also preempts.
+"""
+
+from syncline.kv_cache import BlockId, KVCacheManager
+from syncline.scheduler_core.admission import Admission, Admitted
+from syncline.scheduler_core.chunking import next_chunk
+from syncline.scheduler_core.config import SchedulerConfig
+from syncline.scheduler_core.lifecycle import Lifecycle
+from syncline.scheduler_core.pending import StepInFlight
+from syncline.scheduler_core.plan import PrefillChunk, RowJoin, StepPlan
+from syncline.scheduler_core.sequence import Sequence, order_of
+from syncline.scheduler_core.types import IdleCause, RowId
+
+
+class _Draft:
+    """The columns of the plan being made."""
+
+    __slots__ = ("block_copies", "budget", "chunks", "has_preempted", "joined", "new_blocks")
+
+    def __init__(self) -> None:
+        self.budget = 0
+        self.has_preempted = False
+        self.joined: list[RowJoin] = []
+        self.new_blocks: list[tuple[RowId, int, tuple[BlockId, ...]]] = []
+        self.block_copies: list[tuple[BlockId, BlockId]] = []
+        self.chunks: list[tuple[Sequence, PrefillChunk]] = []
+
+
+class Planner:
+    """Makes plans. `waiting_cause`: why the last plan left sequences waiting, if it did."""
+
+    __slots__ = ("_admission", "_config", "_kv", "_life", "waiting_cause")
+
+    def __init__(self, config: SchedulerConfig, kv: KVCacheManager, life: Lifecycle) -> None:
+        self._config = config
+        self._kv = kv
+        self._life = life
+        self._admission = Admission(kv, life)
+        self.waiting_cause: IdleCause | None = None
+
+    def plan(self, window: int, weight_version: int, *, only_started: bool) -> StepPlan | None:
+        """The next step, or None if nothing can be computed now; rows may be preempted in either
+        case. only_started: admit no request of which nothing has been admitted yet.
+        """
+        life = self._life
+        decoding = life.decoding
+        draft = _Draft()
+        if window > 1:
+            window = decoding.window_within_lengths(window)
+        self._reserve_decodes(window, draft)
+        batch = decoding.batch
+        draft.budget = self._config.max_num_batched_tokens - len(batch.rows)
+        for sequence in list(life.prefilling.values()):
+            self._add_chunk(sequence, draft)
+        self.waiting_cause = None
+        if len(life.waiting):
+            self.waiting_cause = self._admit_waiting(draft, only_started=only_started)
+        if not batch.rows and not draft.chunks:
+            return None
+        if not batch.rows:
+            window = 1
+        step = StepInFlight(
+            life.pending.next_id,
+            stamps=(self._kv.kv_epoch, weight_version),
+            window=window,
+            batch=batch,
+            chunks=draft.chunks,
+        )
+        life.pending.push(step)
+        self._move_on(step)
+        life.counters.num_plans += 1
+        life.counters.num_decode_tokens += len(batch.rows) * window
+        return StepPlan(
+            step_id=step.step_id,
+            kv_epoch=step.kv_epoch,
+            weight_version=weight_version,
+            window=window,
+            decode_rows=batch.rows,
+            left=life.rows.drain_left(),
+            joined=tuple(draft.joined),
+            new_blocks=tuple(draft.new_blocks),
+            block_copies=tuple(draft.block_copies),
+            prefill_chunks=tuple([chunk for _, chunk in draft.chunks]),
+        )
+
+    def _reserve_decodes(self, window: int, draft: _Draft) -> None:
+        """Every member of the decode set gets its next `window` positions, or is preempted."""
+        decoding = self._life.decoding
+        short = decoding.take_short_of_blocks(window)
+        if not short:
+            return
+        if window == 1 and len(short) <= self._kv.num_free_blocks:
+            self._extend_each(short, draft)
+            return
+        reserve = self._kv.reserve
+        # Oldest first: a victim is never older, so it has not been given blocks in this plan.
+        short.sort(key=order_of)
+        for sequence in short:
+            row = sequence.row
+            if row is None:
+                continue  # Preempted for an older one in this very loop.
+            table = sequence.table
+            first_new = len(table.block_ids)
+            target_len = sequence.target_len
+            while (reservation := reserve(table, target_len - 1 + window)) is None:
+                if self._preempt_victim(draft) is sequence:
+                    break
+            if reservation is None:
+                continue
+            if reservation.new_block_ids:
+                draft.new_blocks.append((row, first_new, reservation.new_block_ids))
+            decoding.file_blocks(sequence, target_len)
+
+    def _extend_each(self, short: list[Sequence], draft: _Draft) -> None:
+        """One block more for each of these rows; there are enough."""
+        rows = self._life.decoding.rows
+        block_ids = self._kv.extend_each([sequence.table for sequence in short])
+        assert block_ids is not None
+        draft.new_blocks = [
+            (rows[sequence.seq_id], len(sequence.table.block_ids) - 1, (block_id,))
+            for sequence, block_id in zip(short, block_ids, strict=True)
+        ]
+        self._life.decoding.postpone(short, self._kv.block_size)
+
+    def _preempt_victim(self, draft: _Draft) -> Sequence:
+        victim = self._life.victim()
+        assert victim is not None  # Whoever needs a block is running.
+        self._life.preempt(victim)
+        draft.has_preempted = True
+        return victim
+
+    def _add_chunk(self, sequence: Sequence, draft: _Draft) -> None:
+        """The next positions of a sequence whose blocks are reserved, as the budget allows."""
+        if draft.budget <= 0:
+            return
+        assert sequence.row is not None
+        chunk = next_chunk(sequence, sequence.row, draft.budget)
+        sequence.issue(chunk.stop)
+        self._kv.expect(sequence.table, sequence.token_ids, chunk.stop)
+        draft.chunks.append((sequence, chunk))
+        num_tokens = chunk.stop - chunk.start
+        draft.budget -= num_tokens
+        num_again = max(0, min(chunk.stop, sequence.max_computed_tokens) - chunk.start)
+        sequence.num_recomputed_tokens += num_again
+        self._life.counters.num_recomputed_tokens += num_again
+        self._life.counters.num_prefill_tokens += num_tokens
+
+    def _admit_waiting(self, draft: _Draft, *, only_started: bool) -> IdleCause | None:
+        """Admit in order; returns why the first one left waiting was not admitted."""
+        if draft.has_preempted:
+            return IdleCause.WAITING_FOR_BLOCKS
+        life = self._life
+        passed_over: list[Sequence] = []
+        first_cause: IdleCause | None = None
+        while (sequence := life.waiting.pop_first()) is not None:
+            cause = self._admit(sequence, draft, only_started=only_started)
+            if cause is None:
+                continue
+            passed_over.append(sequence)
+            first_cause = first_cause or cause
+            if cause not in (IdleCause.WAITING_FOR_PREFIX, IdleCause.PAUSED):
+                break
+        life.waiting.put_back(passed_over)
+        return first_cause
+
+    def _admit(self, sequence: Sequence, draft: _Draft, *, only_started: bool) -> IdleCause | None:
+        """Give the sequence a row, blocks and its first chunk; or say why not."""
+        life = self._life
+        if only_started and not life.groups[sequence.request_id].has_started:
+            return IdleCause.PAUSED
+        if draft.budget <= 0:
+            return IdleCause.MAX_NUM_BATCHED_TOKENS
+        if not life.rows.num_free:
+            return IdleCause.MAX_NUM_SEQS
+        verdict = self._admission.consider(sequence)
+        if not isinstance(verdict, Admitted):
+            return verdict
+        row = life.rows.take()
+        life.admit(sequence, row, verdict.num_cached_tokens)
+        draft.block_copies.extend(verdict.reservation.copies)
+        draft.joined.append(
+            RowJoin(
+                row=row,
+                seq_id=sequence.seq_id,
+                request_id=sequence.request_id,
+                sample_index=sequence.sample_index,
+                token_ids=sequence.token_ids,
+                num_prompt_tokens=sequence.num_prompt_tokens,
+                num_computed_tokens=verdict.num_cached_tokens,
+                block_ids=tuple(sequence.table.block_ids),
+            )
+        )
+        self._add_chunk(sequence, draft)
+        return None
+
+    def _move_on(self, step: StepInFlight) -> None:
+        """What the plan just made changes for the next one."""
+        life = self._life
+        if step.batch.rows:
+            for sequence in life.decoding.advance(step.window):
+                life.drain(sequence)
+                step.capped.append(sequence)
+        for sequence, chunk in step.chunks:
+            if chunk.is_final and life.begin_decoding(sequence, chunk.row, step.step_id):
+                step.capped.append(sequence)

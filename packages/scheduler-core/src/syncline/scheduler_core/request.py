@@ -1,0 +1,100 @@
+"""What a caller submits: one prompt, n samples, and the rules that end a sample.
+
+Knows nothing of sampling parameters, text or weights: stop strings come as a `StopMatcher`.
+"""
+
+from collections.abc import Callable
+from collections.abc import Sequence as SequenceABC
+from dataclasses import dataclass
+from typing import Protocol
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StopRules:
+    """When a sample ends. A stop counts only if at least `min_tokens` tokens are kept with it.
+
+    stop_token_ids   end the sample, always
+    eos_token_ids    end the sample unless `ignore_eos`
+    stop_sequences   runs of output ids that end the sample where they are complete
+    """
+
+    max_tokens: int
+    min_tokens: int = 0
+    stop_token_ids: frozenset[int] = frozenset()
+    eos_token_ids: frozenset[int] = frozenset()
+    stop_sequences: tuple[tuple[int, ...], ...] = ()
+    ignore_eos: bool = False
+
+    def __post_init__(self) -> None:
+        if self.max_tokens < 1:
+            raise ValueError(f"max_tokens must be at least 1, got {self.max_tokens}")
+        if not 0 <= self.min_tokens <= self.max_tokens:
+            raise ValueError(
+                f"min_tokens must be between 0 and max_tokens ({self.max_tokens}), "
+                f"got {self.min_tokens}"
+            )
+        if not all(self.stop_sequences):
+            raise ValueError("stop_sequences must not contain an empty sequence")
+
+    @property
+    def ending_token_ids(self) -> frozenset[int]:
+        """Ids that end a sample by themselves."""
+        return self.stop_token_ids if self.ignore_eos else self.stop_token_ids | self.eos_token_ids
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StopMatch:
+    """A stop string was completed: keep `num_output_tokens`, its last token included."""
+
+    num_output_tokens: int
+    stop_reason: str
+
+
+class StopMatcher(Protocol):
+    """Finds stop strings in one sequence's output; the caller of the scheduler supplies it."""
+
+    def find(self, output_token_ids: SequenceABC[int], num_new: int) -> StopMatch | None:
+        """The earliest stop among the last `num_new` tokens, or None.
+
+        Asked once per token row, always with the whole output, in order of growth.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """One prompt with `num_samples` independent samples.
+
+    priority                  lower runs first; equal ones run in order of arrival
+    cache_salt, adapter_id    KV is shared only with requests that have the same
+    use_prefix_cache          False: neither reads nor fills the prefix cache
+    required_prompt_columns   columns needed at every prompt position: the prompt is then computed
+                              in full once, whatever is cached
+    make_stop_matcher         called once per sample
+    """
+
+    request_id: str
+    prompt_token_ids: tuple[int, ...]
+    stop: StopRules
+    num_samples: int = 1
+    priority: int = 0
+    cache_salt: str = ""
+    adapter_id: str = ""
+    arrival_s: float = 0.0
+    use_prefix_cache: bool = True
+    required_prompt_columns: frozenset[str] = frozenset()
+    make_stop_matcher: Callable[[], StopMatcher] | None = None
+
+    def __post_init__(self) -> None:
+        if not self.prompt_token_ids:
+            raise ValueError(f"prompt_token_ids of request {self.request_id!r} must not be empty")
+        if min(self.prompt_token_ids) < 0:
+            raise ValueError(
+                f"prompt_token_ids of request {self.request_id!r} must be at least 0, "
+                f"got {min(self.prompt_token_ids)}"
+            )
+        if self.num_samples < 1:
+            raise ValueError(
+                f"num_samples of request {self.request_id!r} must be at least 1, "
+                f"got {self.num_samples}"
+            )

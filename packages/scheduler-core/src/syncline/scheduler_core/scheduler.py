@@ -1,0 +1,254 @@
+"""The scheduler: requests in, frozen plans out, results in, finished sequences out.
+
+Composes the rooms of this package and holds no policy of its own. Deterministic: plans follow from
+the order of calls alone.
+"""
+
+from syncline.kv_cache import KVCacheManager
+from syncline.scheduler_core.applying import Applier
+from syncline.scheduler_core.config import SchedulerConfig
+from syncline.scheduler_core.control import Control
+from syncline.scheduler_core.integrity import check_integrity
+from syncline.scheduler_core.lifecycle import Lifecycle
+from syncline.scheduler_core.plan import StepPlan, StepResult
+from syncline.scheduler_core.planning import Planner
+from syncline.scheduler_core.request import Request
+from syncline.scheduler_core.sequence import Sequence
+from syncline.scheduler_core.stopping import stop_candidates
+from syncline.scheduler_core.types import (
+    FinishReason,
+    IdleCause,
+    PauseMode,
+    SchedulerStats,
+    SequenceId,
+    UnfinishedPolicy,
+)
+
+
+class Scheduler:
+    """Continuous batching over one KV pool, which nobody else may reserve from.
+
+    A loop around it: `plan()` and launch while it gives plans, `apply()` the oldest result, and
+    `take_finished()`. Up to `config.max_steps_in_flight` plans may be out at once.
+    """
+
+    __slots__ = (
+        "_applier",
+        "_config",
+        "_control",
+        "_idle_cause",
+        "_kv",
+        "_life",
+        "_next_seq_id",
+        "_planner",
+    )
+
+    def __init__(
+        self, config: SchedulerConfig, kv: KVCacheManager, *, weight_version: int = 0
+    ) -> None:
+        self._config = config
+        self._kv = kv
+        self._life = Lifecycle(kv, config.max_num_seqs)
+        self._planner = Planner(config, kv, self._life)
+        self._applier = Applier(self._life)
+        self._control = Control(config, kv, self._life, weight_version)
+        self._idle_cause: IdleCause | None = None
+        self._next_seq_id = 0
+
+    @property
+    def config(self) -> SchedulerConfig:
+        return self._config
+
+    @property
+    def weight_version(self) -> int:
+        return self._control.weight_version
+
+    @property
+    def steps_in_flight(self) -> int:
+        return len(self._life.pending)
+
+    @property
+    def num_running(self) -> int:
+        """Sequences that hold a state row."""
+        return len(self._life.running)
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self._life.waiting)
+
+    @property
+    def has_unfinished(self) -> bool:
+        return bool(self._life.sequences)
+
+    @property
+    def is_paused(self) -> bool:
+        return self._control.is_paused
+
+    @property
+    def idle_cause(self) -> IdleCause | None:
+        """Why the latest `plan` returned None; None if it returned a plan."""
+        return self._idle_cause
+
+    @property
+    def waiting_cause(self) -> IdleCause | None:
+        """Why the latest plan left sequences waiting; None if it left none."""
+        return self._planner.waiting_cause
+
+    @property
+    def sequences(self) -> tuple[Sequence, ...]:
+        """All unfinished sequences, in order of arrival."""
+        return tuple(self._life.sequences.values())
+
+    @property
+    def stats(self) -> SchedulerStats:
+        return self._life.counters.snapshot()
+
+    def add(self, request: Request) -> tuple[SequenceId, ...]:
+        """Queue every sample of the request; returns their ids in order of sample index.
+
+        Raises ValueError if an unfinished request has this id or the prompt leaves no room under
+        max_model_len. A prompt that the whole pool cannot hold ends at once, with reason error.
+        """
+        if request.request_id in self._life.groups:
+            raise ValueError(
+                f"request_id {request.request_id!r} is in use by an unfinished request"
+            )
+        num_prompt_tokens = len(request.prompt_token_ids)
+        if num_prompt_tokens >= self._config.max_model_len:
+            raise ValueError(
+                f"prompt_token_ids of request {request.request_id!r} must be fewer than "
+                f"max_model_len ({self._config.max_model_len}), got {num_prompt_tokens}"
+            )
+        candidates = stop_candidates(request)
+        sequences: list[Sequence] = []
+        for sample_index in range(request.num_samples):
+            sequence = Sequence(
+                SequenceId(self._next_seq_id + sample_index),
+                request,
+                sample_index,
+                pending=self._life.pending,
+                table=self._kv.new_table(
+                    cache_salt=request.cache_salt,
+                    adapter_id=request.adapter_id,
+                    cacheable=request.use_prefix_cache,
+                ),
+                stop_candidates=candidates,
+            )
+            sequence.start_version(self._control.weight_version)
+            self._control.set_limit(sequence)
+            sequences.append(sequence)
+        self._next_seq_id += request.num_samples
+        self._life.add(request.request_id, sequences)
+        for sequence in sequences:
+            self._control.end_if_unfit(sequence)
+        return tuple(sequence.seq_id for sequence in sequences)
+
+    def plan(self, *, window: int = 1) -> StepPlan | None:
+        """The next step to launch, or None: `idle_cause` then says why.
+
+        Up to `window` tokens per decode row are planned at once. Plans are to be executed in the
+        order in which they were made.
+        """
+        if window < 1:
+            raise ValueError(f"window must be at least 1, got {window}")
+        life = self._life
+        if len(life.pending) >= self._config.max_steps_in_flight:
+            self._idle_cause = IdleCause.WAITING_FOR_RESULTS
+            return None
+        if self._control.is_frozen:
+            self._idle_cause = IdleCause.PAUSED
+            return None
+        self._control.settle_kv()
+        plan = self._planner.plan(
+            window, self._control.weight_version, only_started=self._control.is_paused
+        )
+        self._idle_cause = None if plan is not None else self._why_idle()
+        return plan
+
+    def apply(self, result: StepResult) -> None:
+        """Take the result of the oldest step in flight.
+
+        Raises StepOrderError for any other step and ResultError for a result that does not fit
+        its plan; either leaves everything unchanged.
+        """
+        self._applier.apply(result)
+
+    def take_finished(self) -> list[Sequence]:
+        """Every sequence that has ended since the last call, in order of ending."""
+        finished = self._life.finished
+        self._life.finished = []
+        return finished
+
+    def abort(self, request_id: str) -> int:
+        """End every unfinished sample of the request, keeping its tokens; returns how many.
+
+        0 for an id that is unknown or has ended: aborting twice is no error.
+        """
+        group = self._life.groups.get(request_id)
+        if group is None:
+            return 0
+        sequences = list(group.sequences.values())
+        for sequence in sequences:
+            self._life.end(sequence, FinishReason.ABORT, "aborted")
+        return len(sequences)
+
+    def abort_all(self) -> int:
+        return self._control.abort_all("aborted")
+
+    def pause(self, mode: PauseMode) -> None:
+        """Stop planning: after ending everything (abort), after finishing every request that has
+        begun (wait), or at once with all KV kept (keep). Requests may still be added.
+        """
+        self._control.pause(mode)
+
+    def resume(self) -> None:
+        self._control.resume()
+
+    def preempt_one(self) -> SequenceId | None:
+        """Preempt the sequence that scarcity would hit next; None if none is running."""
+        victim = self._life.victim()
+        if victim is None:
+            return None
+        self._life.preempt(victim)
+        return victim.seq_id
+
+    def preempt_all(self) -> int:
+        """Take every block from every sequence, to be computed again; returns how many had some."""
+        return self._life.preempt_all()
+
+    def bump_kv_epoch(self) -> int:
+        """KV content has lost its meaning. Raises StepsInFlightError while a step is in flight.
+
+        Sequences that hold KV recompute it, unless `set_weight_version` says `keep_kv` before the
+        next plan.
+        """
+        return self._control.bump_kv_epoch()
+
+    def set_weight_version(self, version: int, *, policy: UnfinishedPolicy) -> None:
+        """Tokens from here on carry this version; older KV is never shared again.
+
+        policy: what unfinished sequences do that hold KV of the old weights. Raises
+        StepsInFlightError while a step is in flight.
+        """
+        self._control.set_weight_version(version, policy)
+
+    def resize_pool(self, num_blocks: int) -> None:
+        """Change the number of blocks; every sequence recomputes, or ends if it cannot fit.
+
+        Raises StepsInFlightError while a step is in flight.
+        """
+        self._control.resize_pool(num_blocks)
+
+    def check_integrity(self) -> None:
+        """Raise StateError or kv_cache's IntegrityError if the books contradict each other."""
+        check_integrity(self._life, self._config.max_num_seqs)
+
+    def _why_idle(self) -> IdleCause:
+        life = self._life
+        if not life.sequences:
+            return IdleCause.NO_REQUESTS
+        if len(life.pending):
+            return IdleCause.WAITING_FOR_RESULTS
+        waiting_cause = self._planner.waiting_cause
+        assert waiting_cause is not None  # No step in flight, nothing planned: all are waiting.
+        return waiting_cause

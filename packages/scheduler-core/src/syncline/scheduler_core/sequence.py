@@ -1,0 +1,292 @@
+"""One token stream: the tokens that exist, how far their KV is, and where the sequence stands.
+
+Only tokens that exist are stored: nothing stands in for a token that is being sampled. What steps
+in flight may still yield is derived from them (`PendingTokens`). The three output columns (ids,
+logprobs, runs of weight version) grow in this module alone, together.
+
+    0 <= num_computed_tokens <= num_issued_tokens <= target_len
+    [0, num_computed_tokens)                   KV exists; moved by results
+    [num_computed_tokens, num_issued_tokens)   a step in flight writes it; moved by plans
+"""
+
+from collections.abc import Callable, Container
+from collections.abc import Sequence as SequenceABC
+from typing import Final, Protocol, TypeAlias
+
+from syncline.kv_cache import BlockTable
+from syncline.scheduler_core.request import Request, StopMatcher
+from syncline.scheduler_core.types import FinishReason, RowId, SequenceId
+
+NEVER: Final = 1 << 62
+"""A step id that no step reaches."""
+
+
+class PendingTokens(Protocol):
+    """The steps in flight, as far as a sequence needs them."""
+
+    def max_new_tokens(self, sequence: "Sequence") -> int:
+        """How many tokens the steps in flight may still yield for this sequence."""
+        ...
+
+
+class Sequence:
+    """One sample of a request. Readers may read anything; only this package changes it.
+
+    row             the state row held, None while waiting or finished
+    table           the sequence's blocks; empty while it holds no row
+    columns         name -> position -> the first value that came for it
+    final_step      the step of the final prefill chunk since the last admission, NEVER before
+    decode_from/to  ids of the steps, in this admission, whose decode rows contain the sequence
+    resume_after    not admitted again before this step has been applied
+    """
+
+    __slots__ = (
+        "_final_chunk_applied",
+        "_num_computed",
+        "_num_issued",
+        "_pending",
+        "_version_starts",
+        "columns",
+        "decode_from",
+        "decode_to",
+        "final_step",
+        "finish_detail",
+        "finish_reason",
+        "has_computed_prompt",
+        "length_detail",
+        "logprobs",
+        "max_computed_tokens",
+        "max_total_tokens",
+        "num_cached_tokens",
+        "num_preemptions",
+        "num_prompt_tokens",
+        "num_recomputed_tokens",
+        "order_key",
+        "output_token_ids",
+        "prompt_token_ids",
+        "request",
+        "request_id",
+        "resume_after",
+        "row",
+        "sample_index",
+        "seq_id",
+        "stop_candidates",
+        "stop_matcher",
+        "stop_reason",
+        "table",
+    )
+
+    def __init__(
+        self,
+        seq_id: SequenceId,
+        request: Request,
+        sample_index: int,
+        *,
+        pending: PendingTokens,
+        table: BlockTable,
+        stop_candidates: Container[int],
+    ) -> None:
+        self.seq_id = seq_id
+        self.request = request
+        self.request_id = request.request_id
+        self.sample_index = sample_index
+        self.order_key = (request.priority, seq_id)
+        self.prompt_token_ids = request.prompt_token_ids
+        self.num_prompt_tokens = len(request.prompt_token_ids)
+        self.output_token_ids: list[int] = []
+        self.logprobs: list[float] = []
+        self.columns: dict[str, dict[int, object]] = {}
+        self._version_starts: list[tuple[int, int]] = []  # (version, index of its first output)
+        self._pending = pending
+        self.stop_candidates = stop_candidates
+        make_matcher = request.make_stop_matcher
+        self.stop_matcher: StopMatcher | None = None if make_matcher is None else make_matcher()
+        self.max_total_tokens = self.num_prompt_tokens + request.stop.max_tokens
+        self.length_detail = ""
+        self.table = table
+        self.row: RowId | None = None
+        self._num_computed = 0
+        self._num_issued = 0
+        self._final_chunk_applied = False
+        self.final_step = NEVER
+        self.decode_from = NEVER
+        self.decode_to = NEVER
+        self.resume_after = -1
+        self.max_computed_tokens = 0
+        self.has_computed_prompt = False
+        self.num_cached_tokens = 0
+        self.num_preemptions = 0
+        self.num_recomputed_tokens = 0
+        self.finish_reason: FinishReason | None = None
+        self.stop_reason: int | str | None = None
+        self.finish_detail = ""
+
+    def __repr__(self) -> str:
+        return (
+            f"Sequence({self.seq_id}, {self.request_id!r}[{self.sample_index}], "
+            f"{self.num_prompt_tokens}+{self.num_output_tokens} tokens, "
+            f"{self.num_computed_tokens} computed, row {self.row}, {self.finish_reason})"
+        )
+
+    @property
+    def num_output_tokens(self) -> int:
+        return len(self.output_token_ids)
+
+    @property
+    def num_tokens(self) -> int:
+        return self.num_prompt_tokens + len(self.output_token_ids)
+
+    @property
+    def token_ids(self) -> tuple[int, ...]:
+        """Prompt and output ids. Linear in the length once there is output: not for every step."""
+        if not self.output_token_ids:
+            return self.prompt_token_ids
+        return (*self.prompt_token_ids, *self.output_token_ids)
+
+    @property
+    def version_runs(self) -> list[tuple[int, int]]:
+        """(weight version, number of output tokens sampled under it), in output order."""
+        starts = [start for _, start in self._version_starts]
+        stops = [*starts[1:], self.num_output_tokens]
+        runs = zip(self._version_starts, stops, strict=True)
+        return [(version, stop - start) for (version, start), stop in runs if stop > start]
+
+    @property
+    def is_finished(self) -> bool:
+        return self.finish_reason is not None
+
+    @property
+    def num_computed_tokens(self) -> int:
+        # After the final chunk every token but the last has KV: that one is the next step's input.
+        return self.num_tokens - 1 if self._final_chunk_applied else self._num_computed
+
+    @property
+    def num_issued_tokens(self) -> int:
+        if self.row is None or self.final_step == NEVER:
+            return self._num_issued
+        return self.target_len - 1
+
+    @property
+    def target_len(self) -> int:
+        """Tokens whose KV must exist before the next token can be sampled.
+
+        With tokens still in flight this is the upper end: each may or may not come.
+        """
+        return self.num_tokens + self._pending.max_new_tokens(self)
+
+    def append(
+        self, token_ids: SequenceABC[int], logprobs: SequenceABC[float], version: int
+    ) -> None:
+        """Grow all three output columns. Raises ValueError unless there is a logprob per token."""
+        if len(token_ids) != len(logprobs):
+            raise ValueError(
+                f"logprobs must be one per token ({len(token_ids)}), got {len(logprobs)}"
+            )
+        self.start_version(version)
+        self.output_token_ids.extend(token_ids)
+        self.logprobs.extend(logprobs)
+
+    def start_version(self, version: int) -> None:
+        """Output tokens from here on were sampled under this weight version."""
+        runs = self._version_starts
+        if runs and runs[-1][1] == len(self.output_token_ids):
+            runs.pop()
+        if not runs or runs[-1][0] != version:
+            runs.append((version, len(self.output_token_ids)))
+
+    def truncate(self, num_output_tokens: int) -> None:
+        """Drop output tokens beyond `num_output_tokens`, in every column."""
+        del self.output_token_ids[num_output_tokens:]
+        del self.logprobs[num_output_tokens:]
+        while self._version_starts and self._version_starts[-1][1] > num_output_tokens:
+            self._version_starts.pop()
+
+    def keep_column(self, name: str, start: int, values: SequenceABC[object]) -> None:
+        """Record values from position `start` on; a position keeps its first, for good.
+
+        Positions that hold no token (beyond a stop) are left out.
+        """
+        column = self.columns.setdefault(name, {})
+        for position, value in zip(range(start, self.num_tokens), values, strict=False):
+            column.setdefault(position, value)
+
+    def begin_prefill(self, row: RowId, num_computed_tokens: int) -> None:
+        """Admitted: KV of the first `num_computed_tokens` is there already."""
+        self.row = row
+        self.final_step = NEVER
+        self._num_computed = num_computed_tokens
+        self._num_issued = num_computed_tokens
+        self.num_cached_tokens = num_computed_tokens
+
+    def issue(self, stop: int) -> None:
+        """A planned chunk writes KV up to `stop`."""
+        self._num_issued = stop
+
+    def compute(self, stop: int) -> None:
+        """The step that wrote KV up to `stop` has been applied."""
+        self._num_computed = stop
+
+    def note_first_sample(self) -> None:
+        """The token of the final chunk has been appended: from now on only the last lacks KV."""
+        self._final_chunk_applied = True
+
+    def begin_decoding(self, final_step: int) -> None:
+        """The final chunk is planned in `final_step`; later steps may decode."""
+        self.final_step = final_step
+        self.decode_from = final_step + 1
+        self.decode_to = NEVER
+
+    def pause_decoding(self, last_step: int) -> None:
+        """No step after `last_step` decodes this sequence, until told otherwise."""
+        self.decode_to = min(self.decode_to, last_step)
+
+    def resume_decoding(self, next_step: int) -> None:
+        """Nothing is in flight for it; steps from `next_step` on decode it again."""
+        self.decode_from = next_step
+        self.decode_to = NEVER
+
+    def leave_row(self, last_step: int) -> None:
+        """No KV is left. Steps up to `last_step` may still yield tokens for this sequence."""
+        self.max_computed_tokens = max(self.max_computed_tokens, self.num_computed_tokens)
+        self.row = None
+        self._num_computed = 0
+        self._num_issued = 0
+        self._final_chunk_applied = False
+        self.pause_decoding(last_step)
+        self.resume_after = last_step
+
+
+def order_of(sequence: Sequence) -> tuple[int, int]:
+    """Sorts by priority, then arrival: the first is admitted first, the last preempted first."""
+    return sequence.order_key
+
+
+Cursor: TypeAlias = tuple[Callable[[int], None], Callable[[float], None], Container[int], Sequence]
+"""What the decode path needs of a sequence: grow ids, grow logprobs, ids to look at, itself."""
+
+
+def cursor_of(sequence: Sequence) -> Cursor:
+    return (
+        sequence.output_token_ids.append,
+        sequence.logprobs.append,
+        sequence.stop_candidates,
+        sequence,
+    )
+
+
+def append_one_to_each(
+    cursors: SequenceABC[Cursor], token_ids: SequenceABC[int], logprobs: SequenceABC[float]
+) -> list[Sequence]:
+    """`append` of one token to each sequence, under the version it last started.
+
+    Returns the sequences whose token may end them. The three arguments have one length.
+    """
+    candidates: list[Sequence] = []
+    for (append_id, append_logprob, ending, sequence), token_id, logprob in zip(
+        cursors, token_ids, logprobs, strict=True
+    ):
+        append_id(token_id)
+        append_logprob(logprob)
+        if token_id in ending:
+            candidates.append(sequence)
+    return candidates

@@ -1,0 +1,116 @@
+"""Builders and stand-ins for tests of this package and of those above it; not for production."""
+
+from collections.abc import Callable, Iterable
+from collections.abc import Sequence as SequenceABC
+
+from syncline.kv_cache import KVCacheManager
+from syncline.scheduler_core.config import SchedulerConfig
+from syncline.scheduler_core.plan import StepPlan, StepResult
+from syncline.scheduler_core.request import Request, StopMatch, StopMatcher, StopRules
+from syncline.scheduler_core.scheduler import Scheduler
+
+
+def make_config(
+    *,
+    max_num_seqs: int = 8,
+    max_num_batched_tokens: int = 64,
+    max_model_len: int = 128,
+    max_steps_in_flight: int = 1,
+) -> SchedulerConfig:
+    return SchedulerConfig(
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=max_num_batched_tokens,
+        max_model_len=max_model_len,
+        max_steps_in_flight=max_steps_in_flight,
+    )
+
+
+def make_scheduler(
+    *,
+    num_blocks: int = 64,
+    block_size: int = 4,
+    enable_prefix_caching: bool = True,
+    config: SchedulerConfig | None = None,
+) -> Scheduler:
+    kv = KVCacheManager(num_blocks, block_size, enable_prefix_caching=enable_prefix_caching)
+    return Scheduler(make_config() if config is None else config, kv)
+
+
+def make_request(
+    request_id: str = "a",
+    prompt: int | SequenceABC[int] = 6,
+    max_tokens: int = 6,
+    *,
+    stop: StopRules | None = None,
+    num_samples: int = 1,
+    make_stop_matcher: Callable[[], StopMatcher] | None = None,
+) -> Request:
+    """prompt: ids, or how many; ids made from a number differ between request ids."""
+    if isinstance(prompt, int):
+        seed = sum(ord(letter) * 31**i for i, letter in enumerate(request_id))
+        prompt = [(seed * 17 + i * 7) % 61 for i in range(prompt)]
+    return Request(
+        request_id=request_id,
+        prompt_token_ids=tuple(prompt),
+        stop=StopRules(max_tokens=max_tokens) if stop is None else stop,
+        num_samples=num_samples,
+        make_stop_matcher=make_stop_matcher,
+    )
+
+
+def num_yielding_rows(plan: StepPlan) -> int:
+    return len(plan.decode_rows) + sum(chunk.is_final for chunk in plan.prefill_chunks)
+
+
+def make_result(plan: StepPlan, token_ids: int | Iterable[int] = 7) -> StepResult:
+    """A result with one token per yielding row: the same id for all, or the ids given."""
+    ids = [token_ids] * num_yielding_rows(plan) if isinstance(token_ids, int) else list(token_ids)
+    return StepResult(step_id=plan.step_id, token_ids=ids, logprobs=[-0.5] * len(ids))
+
+
+class EndOnId:
+    """A StopMatcher that calls one id the end of the stop string `text`."""
+
+    __slots__ = ("_text", "_token_id")
+
+    def __init__(self, token_id: int, text: str = "end") -> None:
+        self._token_id = token_id
+        self._text = text
+
+    def find(self, output_token_ids: SequenceABC[int], num_new: int) -> StopMatch | None:
+        for kept in range(len(output_token_ids) - num_new + 1, len(output_token_ids) + 1):
+            if output_token_ids[kept - 1] == self._token_id:
+                return StopMatch(num_output_tokens=kept, stop_reason=self._text)
+        return None
+
+
+def step(scheduler: Scheduler, token_ids: int | Iterable[int] = 7) -> StepPlan:
+    """Plan one step and apply a result for it at once. Raises ValueError if nothing is planned."""
+    plan = scheduler.plan()
+    if plan is None:
+        raise ValueError(f"nothing was planned: {scheduler.idle_cause}")
+    scheduler.apply(make_result(plan, token_ids))
+    return plan
+
+
+def describe(scheduler: Scheduler) -> tuple[object, ...]:
+    """Everything a caller can see, as one comparable value."""
+    return (
+        scheduler.stats,
+        scheduler.steps_in_flight,
+        scheduler.num_running,
+        scheduler.num_waiting,
+        tuple(
+            (
+                repr(sequence),
+                tuple(sequence.token_ids),
+                tuple(sequence.logprobs),
+                tuple(sequence.version_runs),
+                sequence.num_issued_tokens,
+                sequence.target_len,
+                tuple(sequence.table.block_ids),
+                repr(sequence.columns),
+            )
+            for sequence in scheduler.sequences
+        ),
+    )

@@ -1,0 +1,219 @@
+"""The scheduler against the model itself: any order of calls, every finished sequence a true one.
+
+The naive model is the hash of the tokens: what a sequence must be follows from its prompt and the
+weight version of each token, whatever was planned, preempted, paused or flushed in between.
+
+`MUTANTS.md` lists faults that this machine and the tests beside it were seen to find.
+"""
+
+from typing import cast
+from unittest import TestCase
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+)
+
+from syncline.kv_cache import KVCacheManager
+from syncline.scheduler_core import (
+    FinishReason,
+    IdleCause,
+    PauseMode,
+    Request,
+    Scheduler,
+    SchedulerConfig,
+    Sequence,
+    StopRules,
+)
+from syncline.scheduler_core.oracle import HashModel, OracleKV, OracleRunner
+
+BLOCK_SIZE = 4
+MAX_MODEL_LEN = 30
+MODEL = HashModel(vocab_size=20)
+
+
+def assert_tokens_are_true(sequence: Sequence) -> None:
+    """Every token is what the weights of its version give after all tokens before it."""
+    versions = [v for v, count in sequence.version_runs for _ in range(count)]
+    token_ids = list(sequence.prompt_token_ids)
+    columns = zip(sequence.output_token_ids, sequence.logprobs, versions, strict=True)
+    for token_id, logprob, version in columns:
+        expected = MODEL.next_token(
+            token_ids, sample_index=sequence.sample_index, weight_version=version
+        )
+        assert (token_id, logprob) == expected
+        token_ids.append(token_id)
+
+
+def assert_end_is_true(sequence: Sequence, num_slots: int) -> None:
+    rules = sequence.request.stop
+    outputs = sequence.output_token_ids
+    ending = set(rules.stop_token_ids)
+    if not rules.ignore_eos:
+        ending |= rules.eos_token_ids
+    stops = [i + 1 for i, t in enumerate(outputs) if t in ending and i + 1 >= rules.min_tokens]
+    limit = min(sequence.num_prompt_tokens + rules.max_tokens, MAX_MODEL_LEN, num_slots + 1)
+    assert sequence.num_tokens <= max(limit, sequence.num_prompt_tokens)
+    if sequence.finish_reason is FinishReason.STOP:
+        assert stops == [len(outputs)]
+    else:
+        assert stops == []
+    if sequence.finish_reason is FinishReason.LENGTH:
+        assert sequence.num_tokens == limit
+    if sequence.finish_reason is FinishReason.ERROR:
+        assert sequence.num_prompt_tokens > num_slots and not outputs
+
+
+class SchedulerMachine(RuleBasedStateMachine):
+    @initialize(
+        num_blocks=st.integers(3, 12),
+        max_num_seqs=st.integers(1, 4),
+        budget=st.integers(4, 20),
+        depth=st.integers(1, 3),
+        caching=st.booleans(),
+    )
+    def create(
+        self, num_blocks: int, max_num_seqs: int, budget: int, depth: int, caching: bool
+    ) -> None:
+        self.config = SchedulerConfig(
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=budget,
+            max_model_len=MAX_MODEL_LEN,
+            max_steps_in_flight=depth,
+        )
+        self.kv = KVCacheManager(num_blocks, BLOCK_SIZE, enable_prefix_caching=caching)
+        self.scheduler = Scheduler(self.config, self.kv)
+        self.runner = OracleRunner(OracleKV(num_blocks, BLOCK_SIZE), model=MODEL)
+        self.num_added = 0
+        self.version = 0
+        self.unfinished: dict[int, str] = {}
+        self.aborted: set[str] = set()
+
+    @rule(
+        prompt=st.lists(st.integers(0, 2), min_size=1, max_size=14),
+        max_tokens=st.integers(1, 14),
+        min_tokens=st.integers(0, 3),
+        num_samples=st.integers(1, 3),
+        ignore_eos=st.booleans(),
+        shares=st.booleans(),
+    )
+    def add(
+        self,
+        prompt: list[int],
+        max_tokens: int,
+        min_tokens: int,
+        num_samples: int,
+        ignore_eos: bool,
+        shares: bool,
+    ) -> None:
+        request = Request(
+            request_id=f"r{self.num_added}",
+            prompt_token_ids=tuple(prompt),
+            stop=StopRules(
+                max_tokens=max_tokens,
+                min_tokens=min(min_tokens, max_tokens),
+                stop_token_ids=frozenset({3}),
+                eos_token_ids=frozenset({4}),
+                ignore_eos=ignore_eos,
+            ),
+            num_samples=num_samples,
+            use_prefix_cache=shares,
+        )
+        self.num_added += 1
+        for seq_id in self.scheduler.add(request):
+            self.unfinished[seq_id] = request.request_id
+
+    @rule(window=st.sampled_from([1, 1, 1, 2, 3]))
+    def plan(self, window: int) -> None:
+        plan = self.scheduler.plan(window=window)
+        if plan is not None:
+            assert self.scheduler.idle_cause is None
+            self.runner.launch(plan)
+            chunks = sum(chunk.stop - chunk.start for chunk in plan.prefill_chunks)
+            assert len(plan.decode_rows) + chunks <= self.config.max_num_batched_tokens
+            assert plan.decode_rows or plan.prefill_chunks
+        else:
+            self.check_idle_cause()
+
+    def check_idle_cause(self) -> None:
+        """Whoever is idle waits for something that will come."""
+        cause = self.scheduler.idle_cause
+        if cause is IdleCause.NO_REQUESTS:
+            assert not self.scheduler.has_unfinished
+        elif cause is IdleCause.PAUSED:
+            assert self.scheduler.is_paused
+        else:
+            assert cause is IdleCause.WAITING_FOR_RESULTS and self.scheduler.steps_in_flight
+
+    @precondition(lambda self: self.runner.num_in_flight)
+    @rule()
+    def apply(self) -> None:
+        self.scheduler.apply(self.runner.collect())
+
+    @precondition(lambda self: self.unfinished)
+    @rule(data=st.data())
+    def abort(self, data: st.DataObject) -> None:
+        request_id = data.draw(st.sampled_from(sorted(set(self.unfinished.values()))))
+        self.aborted.add(request_id)
+        self.scheduler.abort(request_id)
+
+    @rule()
+    def preempt_one(self) -> None:
+        self.scheduler.preempt_one()
+
+    @rule(mode=st.sampled_from(["wait", "keep", "wait", "keep", "abort"]))
+    def pause(self, mode: PauseMode) -> None:
+        if mode == "abort":
+            self.aborted |= set(self.unfinished.values())
+        self.scheduler.pause(mode)
+
+    @precondition(lambda self: self.scheduler.is_paused)
+    @rule()
+    def resume(self) -> None:
+        self.scheduler.resume()
+
+    @precondition(lambda self: not self.runner.num_in_flight)
+    @rule(resets_weights=st.booleans())
+    def bump(self, resets_weights: bool) -> None:
+        self.scheduler.bump_kv_epoch()
+        if resets_weights:
+            self.version += 1
+            self.scheduler.set_weight_version(self.version, policy="recompute")
+        # Nothing of the old content may be read: it is gone.
+        self.runner.kv = OracleKV(self.kv.num_blocks, BLOCK_SIZE)
+
+    @invariant()
+    def what_ended_is_true(self) -> None:
+        self.scheduler.check_integrity()
+        for sequence in self.scheduler.take_finished():
+            request_id = self.unfinished.pop(sequence.seq_id)
+            assert sequence.request_id == request_id
+            assert_tokens_are_true(sequence)
+            if sequence.finish_reason is FinishReason.ABORT:
+                assert request_id in self.aborted
+            else:
+                assert_end_is_true(sequence, self.kv.num_blocks * BLOCK_SIZE)
+        assert [s.seq_id for s in self.scheduler.sequences] == sorted(self.unfinished)
+
+    def teardown(self) -> None:
+        """Left alone, everything ends, and every block is free."""
+        self.scheduler.resume()
+        for _ in range(2000):
+            if not self.scheduler.has_unfinished and not self.runner.num_in_flight:
+                break
+            before = self.scheduler.stats.num_plans
+            self.plan(1)
+            if self.scheduler.stats.num_plans == before and self.runner.num_in_flight:
+                self.apply()
+            self.what_ended_is_true()
+        assert not self.unfinished
+        assert self.kv.num_free_blocks == self.kv.num_blocks
+
+
+SchedulerMachine.TestCase.settings = settings(stateful_step_count=40, deadline=None)  # pyright: ignore[reportUnknownMemberType]  untyped there
+TestScheduler = cast(type[TestCase], SchedulerMachine.TestCase)  # pyright: ignore[reportUnknownMemberType]  untyped there
