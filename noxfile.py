@@ -1,0 +1,372 @@
+"""The commands of the repository: what CI runs, and what a newcomer runs.
+
+`nox` alone runs lint, types, layers, tests and isolated; `nox -l` lists the rest. Knows no package
+from the inside: it prepares environments and calls tools. Packages are installed by pip under
+constraints.txt. PyTorch is installed once, into .nox/environments/torch-base; the environments that
+need it are laid over that one by a .pth file, so each of them holds only what it adds.
+"""
+
+import contextlib
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import nox
+
+nox.needs_version = ">=2025.2.9"
+nox.options.default_venv_backend = "virtualenv"
+nox.options.reuse_venv = "yes"
+nox.options.sessions = ["lint", "types", "layers", "tests", "isolated"]
+
+ROOT = Path(__file__).parent.resolve()
+CONSTRAINTS = str(ROOT / "constraints.txt")
+ENVIRONMENTS = ROOT / ".nox" / "environments"
+# From the bottom layer to the top, so that an error is met where it arises.
+PURE_PACKAGES = ("kv-cache", "scheduler-core")
+TORCH_PACKAGES = ("model-ops-rocm", "graph-lifecycle", "weight-sync", "engine")
+PACKAGES = PURE_PACKAGES + TORCH_PACKAGES
+NOT_ON_CPU = "not gpu and not rocm"
+# The tensors of tests are small: more threads than one only wait for each other.
+TEST_ENV = {"OMP_NUM_THREADS": "1"}
+# Compiling each installed module in advance takes longer than every session's imports.
+INSTALL = ("--quiet", "--no-compile", "--constraint", CONSTRAINTS)
+PIP_INSTALL = ("install", *INSTALL)
+
+# A developer's PYTHONPATH would let a session import what it did not install.
+os.environ.pop("PYTHONPATH", None)
+# What was not compiled at installation is compiled at first import, and kept.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+os.environ.update(
+    HF_HUB_OFFLINE="1",
+    TRANSFORMERS_OFFLINE="1",
+    PIP_DISABLE_PIP_VERSION_CHECK="1",
+    TOKENIZERS_PARALLELISM="false",
+)
+
+
+# --- environments ---------------------------------------------------------------------------------
+
+
+def _import_name(package: str) -> str:
+    return "syncline." + package.replace("-", "_")
+
+
+def _project(package: str) -> Path:
+    return ROOT / "packages" / package
+
+
+def _manifest(package: str) -> dict[str, Any]:  # Any: TOML, read where it is used
+    return tomllib.loads((_project(package) / "pyproject.toml").read_text("utf-8"))
+
+
+def _test_requirements(package: str) -> list[str]:
+    return list(_manifest(package)["dependency-groups"]["test"])
+
+
+def _siblings(package: str) -> list[str]:
+    """The packages of this repository that `package` declares, itself left out."""
+    declared = " ".join(_manifest(package)["project"]["dependencies"])
+    return [name for name in PACKAGES if f"syncline-{name}>" in declared]
+
+
+def _third_parties() -> list[str]:
+    """What the packages and their tests ask of an index, PyTorch left out."""
+    lines = {line for name in PACKAGES for line in _manifest(name)["project"]["dependencies"]}
+    lines |= {line for name in PACKAGES for line in _test_requirements(name)}
+    return sorted(line for line in lines if not line.startswith(("syncline-", "torch")))
+
+
+def _python(environment: Path) -> str:
+    folder, name = ("Scripts", "python.exe") if os.name == "nt" else ("bin", "python")
+    return str(environment / folder / name)
+
+
+def _site_packages(environment: Path) -> Path:
+    query = "import sysconfig; print(sysconfig.get_path('purelib'))"
+    done = subprocess.run(
+        [_python(environment), "-c", query], check=True, capture_output=True, text=True
+    )
+    return Path(done.stdout.strip())
+
+
+def _create(session: nox.Session, environment: Path, *, over: Path | None = None) -> str:
+    """Make an empty environment, laid over another one's packages if asked; return its Python."""
+    shutil.rmtree(environment, ignore_errors=True)
+    session.run(
+        *(sys.executable, "-m", "virtualenv", "--quiet", "--python", sys.executable),
+        str(environment),
+        external=True,
+    )
+    if over is not None:
+        pth = _site_packages(environment) / "_torch_base.pth"
+        pth.write_text(f"{_site_packages(over)}\n", "utf-8")
+    return _python(environment)
+
+
+def _pip(session: nox.Session, python: str, *args: str) -> None:
+    session.run(python, "-m", "pip", *args, external=True)
+
+
+def _pip_offline(session: nox.Session, python: str, *args: str) -> None:
+    """Install from the wheels of `wheelhouse` and from paths: no name of ours meets an index."""
+    links = str(ENVIRONMENTS / "wheelhouse")
+    _pip(session, python, *PIP_INSTALL, "--no-index", "--find-links", links, *args)
+
+
+@contextlib.contextmanager
+def _built_once(environment: Path, *inputs: Path) -> Iterator[bool]:
+    """Yield whether `environment` must be built; stamp it once the body has succeeded."""
+    digest = hashlib.sha256(sys.version.encode())
+    for path in (ROOT / "noxfile.py", *inputs):
+        digest.update(path.read_bytes())
+    stamp = environment / "built-from.txt"
+    if stamp.is_file() and stamp.read_text("utf-8") == digest.hexdigest():
+        yield False
+        return
+    yield True
+    stamp.write_text(digest.hexdigest(), "utf-8")
+
+
+def torch_base(session: nox.Session) -> Path:
+    """PyTorch and nothing else: the base of every environment that needs it."""
+    environment = ENVIRONMENTS / "torch-base"
+    with _built_once(environment, Path(CONSTRAINTS)) as is_stale:
+        if is_stale:
+            session.log("installing PyTorch, once for this clone: the longest part of the set-up")
+            _pip(session, _create(session, environment), *PIP_INSTALL, "torch")
+    return environment
+
+
+def wheelhouse(session: nox.Session, base: Path) -> None:
+    """Fetch every other wheel once; the environments are then made without an index."""
+    folder = ENVIRONMENTS / "wheelhouse"
+    manifests = [_project(package) / "pyproject.toml" for package in PACKAGES]
+    with _built_once(folder, Path(CONSTRAINTS), *manifests) as is_stale:
+        if is_stale:
+            shutil.rmtree(folder, ignore_errors=True)
+            fetch = ("download", "--quiet", "--dest", str(folder), "--constraint", CONSTRAINTS)
+            _pip(session, _python(base), *fetch, "hatchling", "editables", *_third_parties())
+
+
+def shared_environment(session: nox.Session) -> Path:
+    """The six packages, editable, with what their tests need: demo, tests, types and bench."""
+    base = torch_base(session)
+    wheelhouse(session, base)
+    environment = ENVIRONMENTS / "torch"
+    manifests = [_project(package) / "pyproject.toml" for package in PACKAGES]
+    with _built_once(environment, Path(CONSTRAINTS), *manifests) as is_stale:
+        if is_stale:
+            python = _create(session, environment, over=base)
+            _pip_offline(session, python, "hatchling", "editables", *_third_parties())
+            # Without build isolation: one pip call, no build environment per package.
+            editable = [part for package in PACKAGES for part in ("-e", str(_project(package)))]
+            _pip_offline(session, python, "--no-build-isolation", *editable)
+            _pip(session, python, "check")
+    return environment
+
+
+# --- the newcomer's two commands ------------------------------------------------------------------
+
+
+@nox.session(venv_backend="none", default=False)
+def demo(session: nox.Session) -> None:
+    """The main job: a colocated RL run on the CPU; arguments after -- go to `syncline demo`."""
+    python = _python(shared_environment(session))
+    session.run(python, "-m", "syncline.engine", "demo", *session.posargs, external=True)
+
+
+@nox.session(venv_backend="none")
+def tests(session: nox.Session) -> None:
+    """Every package's tests and those across packages; arguments after -- go to pytest."""
+    python = _python(shared_environment(session))
+    session.log(f"deselected here, run by the gpu session: every test but `{NOT_ON_CPU}`")
+    pytest = (python, "-m", "pytest", "-m", NOT_ON_CPU)
+    session.run(*pytest, *session.posargs, env=TEST_ENV, external=True)
+
+
+# --- checks ---------------------------------------------------------------------------------------
+
+
+@nox.session
+def lint(session: nox.Session) -> None:
+    """Ruff's rules and format, and the rules of the source that ruff has no name for."""
+    session.install(*INSTALL, "ruff")
+    session.run("ruff", "check", ".")
+    session.run("ruff", "format", "--check", ".")
+    session.run("python", "tools/check_source.py")
+
+
+@nox.session
+def types(session: nox.Session) -> None:
+    """Mypy strict, once per package; pyright strict on the pure packages."""
+    environment = shared_environment(session)
+    session.install(*INSTALL, "mypy", "pyright[nodejs]")
+    python = _python(environment)
+    for package in PACKAGES:
+        _mypy(session, python, [_project(package) / "src", _project(package) / "tests"])
+    _mypy(session, python, [ROOT / "conftest.py", ROOT / "tools", ROOT / "tests"])
+    _mypy(session, sys.executable, [ROOT / "noxfile.py"])
+    _pyright(session, environment)
+
+
+def _mypy(session: nox.Session, python: str, paths: list[Path]) -> None:
+    # One call per package: test modules of two packages may bear the same name. The folders of
+    # loose modules are search paths, so that those modules import one another as they do when run.
+    loose = [str(path) for path in paths if path.name in {"tests", "tools"}]
+    output = session.run(
+        *("mypy", "--python-executable", python, *map(str, paths)),
+        env={"MYPYPATH": os.pathsep.join(loose)},
+        silent=True,
+    )
+    session.log(str(output).strip())
+    if f" in {_count_sources(paths)} source file" not in str(output):
+        session.error(f"mypy did not analyse all {_count_sources(paths)} files of {paths}")
+
+
+def _pyright(session: nox.Session, environment: Path) -> None:
+    output = session.run(
+        *("pyright", "--pythonpath", _python(environment), "--outputjson"),
+        silent=True,
+        success_codes=[0, 1],
+        stderr=subprocess.DEVNULL,
+    )
+    report = json.loads(str(output))
+    for found in report["generalDiagnostics"]:
+        line = found["range"]["start"]["line"] + 1
+        session.warn(f"{found['file']}:{line}: {found['severity']}: {found['message']}")
+    paths = [_project(name) / part for name in PURE_PACKAGES for part in ("src", "tests")]
+    summary = report["summary"]
+    session.log(f"pyright: {summary['filesAnalyzed']} files, {summary['errorCount']} errors")
+    if summary["errorCount"] or summary["warningCount"]:
+        session.error("pyright found errors in the pure packages")
+    # A pattern that matches no file makes pyright exit 0: a green gate that checks nothing.
+    if summary["filesAnalyzed"] != _count_sources(paths):
+        session.error(f"pyright did not analyse all {_count_sources(paths)} files of {paths}")
+
+
+def _count_sources(paths: list[Path]) -> int:
+    return sum(1 if path.is_file() else len(list(path.rglob("*.py"))) for path in paths)
+
+
+@nox.session
+def layers(session: nox.Session) -> None:
+    """Imports point downwards and match what is declared; the check proves itself by seeds."""
+    session.install(*INSTALL, "import-linter")
+    session.run("python", "tools/check_imports.py")
+    session.run("python", "tools/check_layers.py")
+    session.run("python", "tools/check_seeds.py")
+
+
+# --- wheels ---------------------------------------------------------------------------------------
+
+
+def _build(session: nox.Session, package: str, folder: Path, *targets: str) -> list[Path]:
+    options = [part for target in targets for part in ("-t", target)]
+    with session.chdir(_project(package)):
+        session.run(
+            *("python", "-m", "hatchling", "build", *options, "-d", str(folder)), silent=True
+        )
+    distribution = f"syncline_{package.replace('-', '_')}-"
+    return sorted(path for path in folder.iterdir() if path.name.startswith(distribution))
+
+
+@nox.session
+def isolated(session: nox.Session) -> None:
+    """Each package's wheel, in an environment of its own, passes its own tests."""
+    base = torch_base(session)
+    wheelhouse(session, base)
+    session.install(*INSTALL, "hatchling")
+    chosen = session.posargs or list(PACKAGES)
+    with tempfile.TemporaryDirectory(prefix="isolated-") as name:
+        scratch = Path(name)
+        wheels = {package: _build_wheel(session, package, scratch) for package in PACKAGES}
+        for package in chosen:
+            session.log(f"--- {package}: its wheel alone")
+            _try_wheel(session, package, wheels, scratch, base)
+
+
+def _build_wheel(session: nox.Session, package: str, scratch: Path) -> Path:
+    folder = scratch / "wheels" / package
+    folder.mkdir(parents=True)
+    (wheel,) = _build(session, package, folder, "wheel")
+    return wheel
+
+
+def _try_wheel(
+    session: nox.Session, package: str, wheels: dict[str, Path], scratch: Path, base: Path
+) -> None:
+    is_pure = package in PURE_PACKAGES
+    python = _create(session, scratch / f"env-{package}", over=None if is_pure else base)
+    ours = [package, *_siblings(package)]
+    _pip_offline(session, python, *(str(wheels[name]) for name in ours))
+    _pip(session, python, "check")
+    room = _lay_tests(package, scratch)
+    with session.chdir(room):
+        probe = [python, "-I", str(ROOT / "tools" / "check_installed.py"), _import_name(package)]
+        bare = ["--bare"] if is_pure else []
+        session.run(*probe, *bare, "--from-files", *map(_import_name, ours), external=True)
+        _pip_offline(session, python, *_test_requirements(package))
+        pytest = (python, "-m", "pytest", "-q", "-m", NOT_ON_CPU, "tests")
+        session.run(*pytest, env=TEST_ENV, external=True)
+    shutil.rmtree(scratch / f"env-{package}")
+
+
+def _lay_tests(package: str, scratch: Path) -> Path:
+    """Copy a package's tests and their configuration to where no source tree is in reach."""
+    room = scratch / f"room-{package}"
+    shutil.copytree(
+        _project(package) / "tests", room / "tests", ignore=shutil.ignore_patterns("__pycache__")
+    )
+    for name in ("pyproject.toml", "conftest.py"):
+        shutil.copy(ROOT / name, room / name)
+    return room
+
+
+@nox.session(default=False)
+def build(session: nox.Session) -> None:
+    """Sdist and wheel of every package, checked by twine; one package by `hatch build` too."""
+    session.install(*INSTALL, "hatchling", "twine", "hatch")
+    shutil.rmtree(ROOT / "dist", ignore_errors=True)
+    found: list[Path] = []
+    for package in PACKAGES:
+        (ROOT / "dist").mkdir(exist_ok=True)
+        built = _build(session, package, ROOT / "dist", "sdist", "wheel")
+        if sorted(path.suffix for path in built) != [".gz", ".whl"]:
+            session.error(f"{package}: expected an sdist and a wheel, got {built}")
+        found += built
+    session.run("twine", "check", "--strict", *map(str, found))
+    session.run("python", "tools/check_wheels.py", *(str(p) for p in found if p.suffix == ".whl"))
+    with session.chdir(_project(PACKAGES[0])), tempfile.TemporaryDirectory() as folder:
+        session.run("hatch", "build", folder)
+
+
+# --- measurements and accelerators ----------------------------------------------------------------
+
+
+@nox.session(venv_backend="none", default=False)
+def bench(session: nox.Session) -> None:
+    """Rollout speed against transformers' batched generate, on the counter, on this CPU."""
+    python = _python(shared_environment(session))
+    session.run(python, "tools/bench_rollout.py", *session.posargs, external=True)
+
+
+@nox.session(default=False, venv_params=["--system-site-packages"])
+def gpu(session: nox.Session) -> None:
+    """The tests marked gpu or rocm, on a machine that has one; takes the PyTorch found there."""
+    # A ROCm machine brings its own PyTorch, which no index replaces: only its range is asked for.
+    pins = Path(session.create_tmp()) / "constraints-without-torch.txt"
+    lines = Path(CONSTRAINTS).read_text("utf-8").splitlines()
+    pins.write_text("\n".join(line for line in lines if not line.startswith("torch==")), "utf-8")
+    session.install("--quiet", "-c", str(pins), "hatchling", "editables", *_third_parties())
+    editable = [part for package in PACKAGES for part in ("-e", str(_project(package)))]
+    session.install("--quiet", "-c", str(pins), "--no-build-isolation", *editable)
+    session.run("python", "tools/check_gpu.py")
+    session.run("pytest", "-m", "gpu or rocm", *session.posargs)

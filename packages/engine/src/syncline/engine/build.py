@@ -1,0 +1,116 @@
+"""From a configuration to the parts of an engine: the one place that names all six packages.
+
+Order matters for the errors a user sees: files are looked at before memory is taken.
+"""
+
+import os
+
+import torch
+
+from syncline.engine.config import EngineConfig
+from syncline.engine.engine import EngineParts
+from syncline.engine.env import read_environment
+from syncline.engine.errors import EngineConfigError
+from syncline.engine.intake import ModelLimits
+from syncline.engine.load import Checkpoint, load_checkpoint
+from syncline.engine.models.config import read_eos_token_ids, read_model_config
+from syncline.engine.runner import ModelRunner, RunnerSettings
+from syncline.engine.tokenizer import Tokenizer
+from syncline.graph_lifecycle import (
+    Arena,
+    GraphRegistry,
+    PlainArena,
+    PoisonArena,
+    Residency,
+    StorageLedger,
+)
+from syncline.kv_cache import KVCacheManager
+from syncline.scheduler_core import Scheduler, SchedulerConfig
+
+FIRST_WEIGHT_VERSION = 0
+
+
+def build_parts(config: EngineConfig) -> EngineParts:
+    """Read the checkpoint, take the memory, load the weights; nothing is running yet.
+
+    Raises CheckpointError for what is wrong with the files, EngineConfigError for what is wrong
+    with the configuration.
+    """
+    environment = read_environment(os.environ)
+    if environment.num_threads is not None:
+        torch.set_num_threads(environment.num_threads)
+    model = read_model_config(config.model)
+    checkpoint = Checkpoint(config.model)
+    tokenizer = Tokenizer.from_directory(config.tokenizer or config.model)
+    settings = RunnerSettings.resolve(
+        config,
+        model,
+        true_vocab_size=resolve_true_vocab_size(config, tokenizer, model.vocab_size),
+    )
+    ledger = StorageLedger()
+    arena = build_arena(config, ledger)
+    residency = Residency(arena, GraphRegistry(ledger))
+    runner = ModelRunner(model, settings, arena, op_backend=environment.op_backend)
+    load_checkpoint(checkpoint, runner.name_table, version=FIRST_WEIGHT_VERSION)
+    residency.mark_weights_valid()
+    return EngineParts(
+        tokenizer=tokenizer,
+        limits=ModelLimits(
+            max_model_len=settings.max_model_len,
+            true_vocab_size=settings.true_vocab_size,
+            eos_token_ids=read_eos_token_ids(config.model),
+        ),
+        scheduler=Scheduler(
+            scheduler_config(config, settings),
+            KVCacheManager(
+                settings.num_kv_blocks,
+                settings.block_size,
+                enable_prefix_caching=config.enable_prefix_caching,
+                kv_format=runner.kv_format,
+            ),
+            weight_version=FIRST_WEIGHT_VERSION,
+        ),
+        runner=runner,
+        residency=residency,
+        name_table=runner.name_table,
+        weight_version=FIRST_WEIGHT_VERSION,
+    )
+
+
+def scheduler_config(config: EngineConfig, settings: RunnerSettings) -> SchedulerConfig:
+    return SchedulerConfig(
+        max_num_seqs=config.max_num_seqs,
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        max_model_len=settings.max_model_len,
+        max_steps_in_flight=config.max_steps_in_flight,
+    )
+
+
+def build_arena(config: EngineConfig, ledger: StorageLedger) -> Arena:
+    if config.arena == "plain":
+        return PlainArena(ledger=ledger)
+    return PoisonArena(config.arena_moves, ledger=ledger)
+
+
+def resolve_true_vocab_size(config: EngineConfig, tokenizer: Tokenizer, num_rows: int) -> int:
+    """The ids that may be sampled: the tokenizer's, unless the configuration names more.
+
+    Fewer than the tokenizer has would forbid real tokens, more than the embedding has rows is no
+    model: both are refused.
+    """
+    if tokenizer.num_ids > num_rows:
+        raise EngineConfigError(
+            f"the tokenizer in {tokenizer.path} has {tokenizer.num_ids} ids, "
+            f"the model has embedding rows for {num_rows}: they do not belong together",
+            field="tokenizer",
+        )
+    chosen = config.true_vocab_size
+    if chosen is None:
+        return tokenizer.num_ids
+    if not tokenizer.num_ids <= chosen <= num_rows:
+        raise EngineConfigError(
+            f"true_vocab_size must be between the tokenizer's {tokenizer.num_ids} ids and the "
+            f"model's {num_rows} embedding rows, got {chosen}",
+            field="true_vocab_size",
+        )
+    return chosen

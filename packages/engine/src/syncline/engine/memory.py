@@ -1,0 +1,57 @@
+"""The KV pool: how large a block is, how many there are, and the tensors that hold them.
+
+One block more than the scheduler knows is allocated: the last one is reserved for padding and
+warm-up rows, which may write but whose content nobody reads for a request. Unit: bytes and blocks.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from syncline.engine.config import EngineConfig
+from syncline.engine.errors import EngineConfigError
+from syncline.engine.models.config import ModelConfig
+from syncline.graph_lifecycle import Arena, Tag
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerCache:
+    """The KV cache of one layer: [block, kv_head, block_size, head_dim], all blocks included."""
+
+    k_BKCD: Tensor
+    v_BKCD: Tensor
+
+
+def kv_bytes_per_block(model: ModelConfig, block_size: int, dtype: torch.dtype) -> int:
+    """Keys and values of `block_size` tokens in every layer."""
+    return 2 * model.num_layers * model.kv_size * block_size * dtype.itemsize
+
+
+def resolve_num_kv_blocks(config: EngineConfig, model: ModelConfig, dtype: torch.dtype) -> int:
+    """Blocks for the scheduler: as configured, or what the memory holds beside the reserved one."""
+    if config.num_kv_blocks is not None:
+        return config.num_kv_blocks
+    num_bytes = kv_bytes_per_block(model, config.block_size, dtype)
+    num_blocks = config.kv_cache_memory_bytes // num_bytes - 1
+    if num_blocks < 1:
+        raise EngineConfigError(
+            f"kv_cache_memory_bytes must hold at least 2 blocks of {num_bytes} bytes, "
+            f"got {config.kv_cache_memory_bytes}",
+            field="kv_cache_memory_bytes",
+        )
+    return num_blocks
+
+
+def allocate_kv_pool(
+    arena: Arena, model: ModelConfig, *, num_blocks: int, block_size: int, dtype: torch.dtype
+) -> list[LayerCache]:
+    """Per layer `num_blocks` blocks and the reserved one, whose id is `num_blocks`."""
+    shape = (num_blocks + 1, model.num_kv_heads, block_size, model.head_dim)
+    return [
+        LayerCache(
+            k_BKCD=arena.allocate(f"k_cache.{index}", shape, dtype, tag=Tag.KV_CACHE),
+            v_BKCD=arena.allocate(f"v_cache.{index}", shape, dtype, tag=Tag.KV_CACHE),
+        )
+        for index in range(model.num_layers)
+    ]

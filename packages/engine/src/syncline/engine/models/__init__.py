@@ -1,0 +1,1 @@
+"""One readable file per architecture, and the table that finds it by name."""

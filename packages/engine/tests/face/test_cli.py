@@ -1,0 +1,149 @@
+"""The command line: what is printed, in which form, and how each command ends."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from syncline.engine.cli.app import app
+from syncline.engine.cli.exits import clean_exit
+from syncline.engine.errors import CheckpointError, EngineConfigError
+from syncline.engine.testing.checkpoints import NUM_TOKEN_IDS
+
+runner = CliRunner()
+
+
+def test_help_names_every_command() -> None:
+    result = runner.invoke(app, ["--help"])
+    assert result.exit_code == 0
+    for command in ("generate", "demo", "probe", "info"):
+        assert command in result.stdout
+
+
+def test_generate_as_json_is_json_alone(tiny_model: str) -> None:
+    arguments = ["generate", "abc", "01", "--model", tiny_model, "-n", "2", "--max-tokens", "4"]
+    result = runner.invoke(app, [*arguments, "--temperature", "1", "--seed", "3", "--json"])
+    assert result.exit_code == 0, result.output
+    outputs = json.loads(result.stdout)
+    assert [output["prompt"] for output in outputs] == ["abc", "01"]
+    completions = outputs[0]["outputs"]
+    assert len(completions) == 2
+    assert len(completions[0]["token_ids"]) == len(completions[0]["logprobs"])
+
+
+def test_generate_prints_the_completion(tiny_model: str) -> None:
+    result = runner.invoke(app, ["generate", "abc", "--model", tiny_model, "--max-tokens", "4"])
+    assert result.exit_code == 0
+    assert "abc" in result.stdout
+    assert "length" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "exit_code", "text"),
+    [
+        (["generate", "abc", "--model", "/nowhere"], 1, "/nowhere"),
+        (["info", "--model", "/nowhere"], 1, "/nowhere"),
+        (["generate", "abc", "--temperature", "-1"], 2, "temperature"),
+        (["probe", "count", "--requests", "0"], 2, "requests"),
+        (["probe", "count", "--max-num-batched-tokens", "7"], 2, "max_num_batched_tokens"),
+    ],
+)
+def test_an_error_is_one_line_and_an_exit_code(
+    arguments: list[str], exit_code: int, text: str
+) -> None:
+    result = runner.invoke(app, arguments)
+    assert result.exit_code == exit_code
+    assert result.stdout == ""
+    (line,) = result.stderr.strip().splitlines()
+    assert line.startswith("error: ")
+    assert text in line
+
+
+def test_an_unknown_option_is_a_usage_error() -> None:
+    result = runner.invoke(app, ["generate", "abc", "--no-such-option"])
+    assert result.exit_code == 2
+    assert "no-such-option" in result.stderr
+
+
+def test_info_describes_the_checkpoint(tiny_model: str) -> None:
+    result = runner.invoke(app, ["info", "--model", tiny_model, "--json"])
+    assert result.exit_code == 0, result.output
+    facts = json.loads(result.stdout)
+    assert facts["model"]["true_vocab_size"] == NUM_TOKEN_IDS
+    assert facts["backends"]["torch"].startswith("8 of 8 ops")
+    plain = runner.invoke(app, ["info"])
+    assert plain.exit_code == 0
+    assert "backends" in plain.stdout
+
+
+def test_a_model_that_cannot_count_fails_the_probe(tiny_model: str) -> None:
+    arguments = ["probe", "count", "--requests", "3", "--max-tokens", "12", "--model", tiny_model]
+    result = runner.invoke(app, [*arguments, "--json"])
+    assert result.exit_code == 1
+    report = json.loads(result.stdout)
+    assert report["passed"] is False
+    assert report["clean"] == 0
+    assert report["tokens"] == 36
+    plain = runner.invoke(app, arguments)
+    assert plain.exit_code == 1
+    assert "0/3" in plain.stdout
+    assert "FAILED" in plain.stdout
+
+
+@pytest.mark.parametrize(
+    ("error", "exit_code"),
+    [
+        (KeyboardInterrupt(), 130),
+        (EngineConfigError("bad field", field="x"), 2),
+        (CheckpointError("path", "two\nlines"), 1),
+        (OSError("disk"), 1),
+    ],
+)
+def test_errors_that_a_user_can_act_on_end_cleanly(error: BaseException, exit_code: int) -> None:
+    with pytest.raises(typer.Exit) as caught, clean_exit():
+        raise error
+    assert caught.value.exit_code == exit_code
+
+
+def test_a_bug_is_not_hidden() -> None:
+    with pytest.raises(KeyError), clean_exit():
+        raise KeyError("a bug")
+
+
+def test_ctrl_c_ends_the_process_with_130_and_no_traceback(tiny_model: str, tmp_path: Path) -> None:
+    # A probe far too long to end by itself; it is interrupted once its model has been read.
+    command = [
+        *(sys.executable, "-m", "syncline.engine", "probe", "count", "--model", tiny_model),
+        *("--requests", "64", "--max-tokens", "100000", "--force-preempt-every", "1"),
+    ]
+    with (tmp_path / "out").open("w+") as out:
+        process = subprocess.Popen(command, stdout=out, stderr=out, env=os.environ.copy())
+        try:
+            wait_until_busy(process)
+            process.send_signal(signal.SIGINT)
+            exit_code = process.wait(timeout=30)
+        finally:
+            process.kill()
+        out.seek(0)
+        text = out.read()
+    assert exit_code == 130, text
+    assert "Traceback" not in text
+    assert "interrupted" in text
+
+
+def wait_until_busy(process: "subprocess.Popen[bytes]", seconds: float = 3.0) -> None:
+    """Until the process has used this much processor time: imports are done, steps run."""
+    ticks = os.sysconf("SC_CLK_TCK")
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline and process.poll() is None:
+        stat = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()
+        if (int(stat[11]) + int(stat[12])) / ticks > seconds:
+            return
+        time.sleep(0.05)

@@ -1,0 +1,74 @@
+"""Ops of language models behind contracts, and the one description of a stored weight.
+
+Unit: one op call, or one stored weight. Knows tensors, layouts and quantisation; does not know
+models, names of weights, ranks, block ownership or schedules. Importing it needs PyTorch alone: no
+GPU, Triton or AITER.
+"""
+
+from syncline.model_ops_rocm.arch import KNOWN_ARCHS, detect_arch
+from syncline.model_ops_rocm.contracts import (
+    AttentionMetadata,
+    Embedding,
+    KVCopyBlocks,
+    KVWrite,
+    Linear,
+    PagedAttention,
+    RMSNorm,
+    RotaryEmbedding,
+    SiluAndMul,
+)
+from syncline.model_ops_rocm.errors import (
+    BackendUnavailableError,
+    FormatError,
+    LayoutError,
+    NoImplementationError,
+    OpError,
+)
+from syncline.model_ops_rocm.formats import (
+    PerTokenFp8,
+    Recipe,
+    StorageFormat,
+    TensorSpec,
+    Unquantised,
+    checksum_logical,
+    checksum_stored,
+    checksum_tensor,
+)
+from syncline.model_ops_rocm.layouts import RowMajor, Shuffle16x16, WeightLayout
+from syncline.model_ops_rocm.regions import Region, full_region
+from syncline.model_ops_rocm.registry import Availability, available, select
+
+__all__ = [
+    "KNOWN_ARCHS",
+    "AttentionMetadata",
+    "Availability",
+    "BackendUnavailableError",
+    "Embedding",
+    "FormatError",
+    "KVCopyBlocks",
+    "KVWrite",
+    "LayoutError",
+    "Linear",
+    "NoImplementationError",
+    "OpError",
+    "PagedAttention",
+    "PerTokenFp8",
+    "RMSNorm",
+    "Recipe",
+    "Region",
+    "RotaryEmbedding",
+    "RowMajor",
+    "Shuffle16x16",
+    "SiluAndMul",
+    "StorageFormat",
+    "TensorSpec",
+    "Unquantised",
+    "WeightLayout",
+    "available",
+    "checksum_logical",
+    "checksum_stored",
+    "checksum_tensor",
+    "detect_arch",
+    "full_region",
+    "select",
+]

@@ -1,0 +1,54 @@
+"""Refusals of bad op arguments, one wording for all; knows no op.
+
+Cheap on purpose: a few attribute reads per call, no look at a tensor's values.
+"""
+
+from typing import NoReturn
+
+import torch
+
+FLOAT_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+INDEX_DTYPES = (torch.int64, torch.int32)
+
+
+def refuse(op: str, argument: str, limit: str, got: object) -> NoReturn:
+    """Raise the ValueError every op raises: op, argument, limit, value."""
+    raise ValueError(f"{op}: {argument} must {limit}, got {got}")
+
+
+def require_float(op: str, argument: str, tensor: torch.Tensor) -> None:
+    if tensor.dtype not in FLOAT_DTYPES:
+        refuse(op, argument, "be float32, bfloat16 or float16", tensor.dtype)
+
+
+def require_dtype(op: str, argument: str, tensor: torch.Tensor, dtype: torch.dtype) -> None:
+    if tensor.dtype is not dtype:
+        refuse(op, argument, f"be {dtype}", tensor.dtype)
+
+
+def require_index(op: str, argument: str, tensor: torch.Tensor, length: int | None) -> None:
+    """A vector of int64 or int32, of `length` entries unless that is None."""
+    if tensor.dtype not in INDEX_DTYPES:
+        refuse(op, argument, "be int64 or int32", tensor.dtype)
+    if tensor.ndim != 1 or (length is not None and tensor.shape[0] != length):
+        wanted = "any length" if length is None else f"{length} entries"
+        refuse(op, argument, f"be one-dimensional with {wanted}", list(tensor.shape))
+
+
+def require_shape(
+    op: str, argument: str, tensor: torch.Tensor, shape: tuple[int, ...] | torch.Size
+) -> None:
+    if tensor.shape != shape:
+        refuse(op, argument, f"have shape {list(shape)}", list(tensor.shape))
+
+
+def require_ndim(op: str, argument: str, tensor: torch.Tensor, ndim: int) -> None:
+    if tensor.ndim != ndim:
+        refuse(op, argument, f"have {ndim} dimensions", list(tensor.shape))
+
+
+def require_out(
+    op: str, out: torch.Tensor, shape: tuple[int, ...] | torch.Size, dtype: torch.dtype
+) -> None:
+    require_shape(op, "out", out, shape)
+    require_dtype(op, "out", out, dtype)

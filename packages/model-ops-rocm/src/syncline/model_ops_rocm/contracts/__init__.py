@@ -1,0 +1,39 @@
+"""What every op promises, one Protocol per op; knows no backend and runs nothing.
+
+Shape letters: T tokens of a step, N query heads, K key/value heads, H hidden or head width being
+normalised, D head_dim, I intermediate, V vocabulary, R rows (sequences), M entries of a block
+table, P positions, NB blocks, BS block_size. N is a multiple of K; query head n reads key/value
+head n // (N // K).
+
+Common to all: floating tensors of one call share one dtype (float32, bfloat16 or float16) and one
+device; strides are free unless a contract says contiguous; `out`, where there is one, has the
+result's shape and dtype, aliases no input, and is returned. A bad argument is a ValueError naming
+op, argument, value and limit. Nothing here keeps a reference to a tensor after it returns, but for
+`PagedAttention` and its metadata.
+"""
+
+from syncline.model_ops_rocm.contracts.attention import (
+    AttentionMetadata,
+    KVCopyBlocks,
+    KVWrite,
+    PagedAttention,
+)
+from syncline.model_ops_rocm.contracts.dense import (
+    Embedding,
+    Linear,
+    RMSNorm,
+    RotaryEmbedding,
+    SiluAndMul,
+)
+
+__all__ = [
+    "AttentionMetadata",
+    "Embedding",
+    "KVCopyBlocks",
+    "KVWrite",
+    "Linear",
+    "PagedAttention",
+    "RMSNorm",
+    "RotaryEmbedding",
+    "SiluAndMul",
+]

@@ -1,0 +1,145 @@
+"""Contracts of the ops that touch the KV cache; knows no backend. Legend: package docstring.
+
+A layer's cache is two tensors, keys and values, [NB, K, BS, D] by index. Slot s is offset s % BS of
+block s // BS. What a block holds, and whether it is held, is not known here. Both tensors are
+contiguous; the `torch` backend also takes keys that are the transpose(2, 3) of a contiguous
+[NB, K, D, BS], which it attends faster in float32 on a CPU.
+"""
+
+from collections.abc import Sequence as SequenceABC
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class AttentionMetadata:
+    """Which query tokens of a step belong to which row, and where each row's KV is.
+
+    Rows [0, num_decode_rows) have one query token each, the rest any number. Row r's queries are
+    tokens [query_start_loc[r], query_start_loc[r+1]); they are the last of its seq_lens[r] tokens
+    of KV, whose block ids are the first ceil(seq_lens[r] / BS) entries of block_tables[r]; further
+    entries are never read. seq_lens[r] = 0 marks a padding row: its output is zero.
+
+    One object describes one step. An implementation may remember what it derived from the object,
+    so the tensors must keep their values while it is in use, and the next step is a new object.
+    The lists are host copies of the tensors. Without them nothing derived is remembered and decode
+    rows read the whole width of `block_tables`, so that a recorded step can be replayed with other
+    lengths; rows beyond the decode rows need them.
+    """
+
+    query_start_loc: torch.Tensor  # int32[R + 1], tokens, cumulative
+    seq_lens: torch.Tensor  # int32[R], tokens of KV including this step's
+    block_tables: torch.Tensor  # int32[R, M], block ids
+    num_decode_rows: int
+    query_start_list: SequenceABC[int] | None = None
+    seq_len_list: SequenceABC[int] | None = None
+
+    def __post_init__(self) -> None:
+        num_rows = self.seq_lens.shape[0]
+        if self.block_tables.ndim != 2 or self.block_tables.shape[0] != num_rows:
+            raise ValueError(
+                f"AttentionMetadata: block_tables must be [{num_rows}, M] for seq_lens"
+                f" [{num_rows}], got {list(self.block_tables.shape)}"
+            )
+        if self.query_start_loc.shape != (num_rows + 1,):
+            raise ValueError(
+                f"AttentionMetadata: query_start_loc must be [{num_rows + 1}],"
+                f" got {list(self.query_start_loc.shape)}"
+            )
+        if not 0 <= self.num_decode_rows <= num_rows:
+            raise ValueError(
+                f"AttentionMetadata: num_decode_rows must be in [0, {num_rows}],"
+                f" got {self.num_decode_rows}"
+            )
+        self._check_lists(num_rows)
+
+    def _check_lists(self, num_rows: int) -> None:
+        if self.query_start_list is None or self.seq_len_list is None:
+            if self.query_start_list is not self.seq_len_list:
+                raise ValueError(
+                    "AttentionMetadata: query_start_list and seq_len_list go together, got one"
+                )
+            if self.num_decode_rows != num_rows:
+                raise ValueError(
+                    f"AttentionMetadata: {num_rows - self.num_decode_rows} rows beyond"
+                    " num_decode_rows need query_start_list and seq_len_list, got None"
+                )
+            return
+        if len(self.query_start_list) != num_rows + 1 or len(self.seq_len_list) != num_rows:
+            raise ValueError(
+                "AttentionMetadata: query_start_list and seq_len_list must have"
+                f" {num_rows + 1} and {num_rows} entries,"
+                f" got {len(self.query_start_list)} and {len(self.seq_len_list)}"
+            )
+        if self.query_start_list[self.num_decode_rows] != self.num_decode_rows:
+            raise ValueError(
+                "AttentionMetadata: query_start_list must give the first"
+                f" num_decode_rows={self.num_decode_rows} rows one token each,"
+                f" got {self.query_start_list[self.num_decode_rows]} tokens"
+            )
+
+
+class KVWrite(Protocol):
+    """Store a step's keys and values at their slots."""
+
+    def __call__(
+        self,
+        k_TKH: torch.Tensor,
+        v_TKH: torch.Tensor,
+        k_cache: torch.Tensor,
+        v_cache: torch.Tensor,
+        slot_mapping: torch.Tensor,
+        *,
+        may_skip: bool = True,
+    ) -> None:
+        """k, v [T, K, D] into caches [NB, K, BS, D] of the same dtype, in place. No rounding.
+
+        `slot_mapping` int64 or int32 [T]: a slot below NB * BS, or -1, which writes nothing. Other
+        negative or too large slots are a ValueError with nothing written where the device can tell
+        (the CPU does). No two tokens may name one slot. `may_skip=False` promises that there is no
+        -1, which spares the look at the values; on the CPU a recorded step needs it.
+        """
+        ...
+
+
+class PagedAttention(Protocol):
+    """Causal attention of a step's queries over keys and values read from the cache."""
+
+    def __call__(
+        self,
+        q_TNH: torch.Tensor,
+        k_cache: torch.Tensor,
+        v_cache: torch.Tensor,
+        meta: AttentionMetadata,
+        *,
+        scale: float,
+        out: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """softmax(q k^T * scale) v for q [T, N, D]; the result is [T, N, D].
+
+        T is query_start_loc[R]. Everything attended is read from the cache: this step's keys and
+        values are written first. Token i of a row's n queries sees the row's first
+        seq_len - n + i + 1 tokens. No value outside those is read, or it cannot reach the result,
+        NaN included. Scores and softmax in float32; the weights are rounded to q's dtype before
+        the product with v, whose sums are in float32 or better; one rounding to q's dtype.
+        A row's result depends on the rows it shares a step with by rounding at most.
+        """
+        ...
+
+
+class KVCopyBlocks(Protocol):
+    """Copy whole blocks within a layer's cache."""
+
+    def __call__(
+        self,
+        k_cache: torch.Tensor,
+        v_cache: torch.Tensor,
+        pairs: SequenceABC[tuple[int, int]],
+    ) -> None:
+        """For each (source, destination), in both caches; all sources are read before any write.
+
+        0 <= id < NB, and no destination twice, else ValueError with nothing copied.
+        """
+        ...

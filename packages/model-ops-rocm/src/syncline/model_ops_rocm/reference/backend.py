@@ -1,0 +1,50 @@
+"""The `torch` backend as the registry sees it: which op is which function, where.
+
+Knows no arguments. PyTorch runs these on every architecture; the tests run them on a CPU.
+"""
+
+from collections.abc import Mapping
+from typing import Final
+
+import torch
+
+from syncline.model_ops_rocm.arch import KNOWN_ARCHS
+from syncline.model_ops_rocm.backends import Backend, OpEntry
+from syncline.model_ops_rocm.checks import FLOAT_DTYPES
+from syncline.model_ops_rocm.reference.activation import silu_and_mul
+from syncline.model_ops_rocm.reference.attention import TorchPagedAttention
+from syncline.model_ops_rocm.reference.kv import kv_copy_blocks, kv_write
+from syncline.model_ops_rocm.reference.linear import embedding, linear
+from syncline.model_ops_rocm.reference.norm import rms_norm
+from syncline.model_ops_rocm.reference.rotary import rotary_embedding
+
+_IMPLEMENTATIONS: Final[Mapping[str, object]] = {
+    "rms_norm": rms_norm,
+    "rotary_embedding": rotary_embedding,
+    "silu_and_mul": silu_and_mul,
+    "linear": linear,
+    "embedding": embedding,
+    "kv_write": kv_write,
+    "kv_copy_blocks": kv_copy_blocks,
+    "paged_attention": TorchPagedAttention(),
+}
+
+
+def _why_not(arch: str) -> str | None:
+    return None
+
+
+def _load() -> Mapping[str, object]:
+    return _IMPLEMENTATIONS
+
+
+BACKEND: Final = Backend(
+    name="torch",
+    package="torch",
+    version=torch.__version__,
+    entries=tuple(
+        OpEntry(op=op, archs=KNOWN_ARCHS, dtypes=FLOAT_DTYPES) for op in _IMPLEMENTATIONS
+    ),
+    why_not=_why_not,
+    load=_load,
+)

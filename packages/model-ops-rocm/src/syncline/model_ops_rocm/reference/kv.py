@@ -1,0 +1,73 @@
+"""Writing and copying KV blocks in PyTorch; knows slots and block ids, not who holds them."""
+
+from collections.abc import Sequence as SequenceABC
+
+import torch
+
+from syncline.model_ops_rocm.checks import refuse, require_dtype, require_index, require_shape
+from syncline.model_ops_rocm.reference.geometry import check_caches, stored_keys
+
+_WRITE = "kv_write"
+_COPY = "kv_copy_blocks"
+_POSITIVE = 2**63 - 1
+
+
+def kv_write(
+    k_TKH: torch.Tensor,
+    v_TKH: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    slot_mapping: torch.Tensor,
+    *,
+    may_skip: bool = True,
+) -> None:
+    """See `contracts.KVWrite`."""
+    check_caches(_WRITE, k_cache, v_cache)
+    num_blocks, num_kv_heads, block_size, head_dim = k_cache.shape
+    num_tokens = k_TKH.shape[0] if k_TKH.ndim else 0
+    shape = (num_tokens, num_kv_heads, head_dim)
+    require_shape(_WRITE, "k", k_TKH, shape)
+    require_shape(_WRITE, "v", v_TKH, shape)
+    require_dtype(_WRITE, "k", k_TKH, k_cache.dtype)
+    require_dtype(_WRITE, "v", v_TKH, k_cache.dtype)
+    require_index(_WRITE, "slot_mapping", slot_mapping, num_tokens)
+    if num_tokens == 0:
+        return
+    slots = slot_mapping.long()
+    if may_skip:
+        lowest, highest = (int(bound) for bound in slots.aminmax())
+        if lowest < -1 or highest >= num_blocks * block_size:
+            limit = f"be -1 or in [0, {num_blocks * block_size})"
+            refuse(_WRITE, "slot_mapping", limit, f"values from {lowest} to {highest}")
+        if lowest < 0:
+            kept = (slots >= 0).nonzero().squeeze(1)
+            slots, k_TKH, v_TKH = slots[kept], k_TKH[kept], v_TKH[kept]
+    else:
+        # A negative index would count from the end: a broken promise must not reach the last block.
+        slots = slots & _POSITIVE
+    where = (slots // block_size, slots % block_size)
+    try:
+        # [NB, BS, K, D] by index, so the storage order of the keys does not matter.
+        k_cache.transpose(1, 2).index_put_(where, k_TKH)
+        v_cache.transpose(1, 2).index_put_(where, v_TKH)
+    except IndexError:
+        refuse(_WRITE, "slot_mapping", f"be in [0, {num_blocks * block_size})", "one outside")
+
+
+def kv_copy_blocks(
+    k_cache: torch.Tensor, v_cache: torch.Tensor, pairs: SequenceABC[tuple[int, int]]
+) -> None:
+    """See `contracts.KVCopyBlocks`."""
+    check_caches(_COPY, k_cache, v_cache)
+    if not pairs:
+        return
+    num_blocks = k_cache.shape[0]
+    for pair in pairs:
+        if not all(0 <= block_id < num_blocks for block_id in pair):
+            refuse(_COPY, "pairs", f"have block ids in [0, {num_blocks})", pair)
+    if len({destination for _, destination in pairs}) != len(pairs):
+        refuse(_COPY, "pairs", "name each destination once", list(pairs))
+    ids = torch.tensor(pairs, dtype=torch.int64, device=k_cache.device)
+    sources, destinations = ids.unbind(1)
+    for cache in (stored_keys(k_cache), v_cache):
+        cache.index_copy_(0, destinations, cache.index_select(0, sources))

@@ -1,0 +1,43 @@
+"""Rectangles of a logical shape; knows no layout, recipe or name.
+
+Unit: elements. A region is one (start, stop) per dimension; the plain type lets other packages
+pass regions without importing this one.
+"""
+
+import math
+from collections.abc import Sequence as SequenceABC
+
+import torch
+
+Region = tuple[tuple[int, int], ...]
+
+
+def full_region(shape: SequenceABC[int]) -> Region:
+    """The region that is all of `shape`."""
+    return tuple((0, size) for size in shape)
+
+
+def region_shape(region: Region) -> tuple[int, ...]:
+    return tuple(stop - start for start, stop in region)
+
+
+def region_numel(region: Region) -> int:
+    return math.prod(stop - start for start, stop in region)
+
+
+def check_region(shape: SequenceABC[int], region: Region) -> None:
+    """ValueError unless `region` has a range per dimension of `shape`; ranges may be empty."""
+    if len(region) != len(shape):
+        raise ValueError(
+            f"region must have {len(shape)} ranges for shape {list(shape)}, got {len(region)}"
+        )
+    for dim, ((start, stop), size) in enumerate(zip(region, shape, strict=True)):
+        if not 0 <= start <= stop <= size:
+            raise ValueError(
+                f"region range {dim} must be 0 <= start <= stop <= {size}, got ({start}, {stop})"
+            )
+
+
+def region_view(tensor: torch.Tensor, region: Region) -> torch.Tensor:
+    """The part of `tensor` that `region` names, as a view."""
+    return tensor[tuple(slice(start, stop) for start, stop in region)]

@@ -1,0 +1,173 @@
+"""(op, backend, arch, dtype) -> implementation, or why there is none.
+
+Unit: one op. Knows which backends exist and asks them; a backend's library is imported when that
+backend is first selected, never to list what is available.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
+from functools import cache
+from typing import Final, Literal, overload
+
+import torch
+
+from syncline.model_ops_rocm.aiter import BACKEND as AITER
+from syncline.model_ops_rocm.arch import KNOWN_ARCHS
+from syncline.model_ops_rocm.backends import Backend
+from syncline.model_ops_rocm.checks import FLOAT_DTYPES
+from syncline.model_ops_rocm.contracts import (
+    Embedding,
+    KVCopyBlocks,
+    KVWrite,
+    Linear,
+    PagedAttention,
+    RMSNorm,
+    RotaryEmbedding,
+    SiluAndMul,
+)
+from syncline.model_ops_rocm.errors import BackendUnavailableError, NoImplementationError
+from syncline.model_ops_rocm.reference.backend import BACKEND as TORCH
+from syncline.model_ops_rocm.triton import BACKEND as TRITON
+
+OPS: Final[dict[str, type]] = {
+    "rms_norm": RMSNorm,
+    "rotary_embedding": RotaryEmbedding,
+    "silu_and_mul": SiluAndMul,
+    "linear": Linear,
+    "embedding": Embedding,
+    "kv_write": KVWrite,
+    "kv_copy_blocks": KVCopyBlocks,
+    "paged_attention": PagedAttention,
+}
+BACKENDS: Final[dict[str, Backend]] = {backend.name: backend for backend in (TORCH, TRITON, AITER)}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Availability:
+    """One line of `available()`; `why_not` is None if `select` would find an implementation."""
+
+    op: str
+    backend: str
+    arch: str
+    dtype: torch.dtype
+    why_not: str | None
+
+
+@overload
+def select(
+    op: Literal["rms_norm"], *, backend: str = ..., arch: str = ..., dtype: torch.dtype
+) -> RMSNorm: ...
+@overload
+def select(
+    op: Literal["rotary_embedding"], *, backend: str = ..., arch: str = ..., dtype: torch.dtype
+) -> RotaryEmbedding: ...
+@overload
+def select(
+    op: Literal["silu_and_mul"], *, backend: str = ..., arch: str = ..., dtype: torch.dtype
+) -> SiluAndMul: ...
+@overload
+def select(
+    op: Literal["linear"], *, backend: str = ..., arch: str = ..., dtype: torch.dtype
+) -> Linear: ...
+@overload
+def select(
+    op: Literal["embedding"], *, backend: str = ..., arch: str = ..., dtype: torch.dtype
+) -> Embedding: ...
+@overload
+def select(
+    op: Literal["kv_write"], *, backend: str = ..., arch: str = ..., dtype: torch.dtype
+) -> KVWrite: ...
+@overload
+def select(
+    op: Literal["kv_copy_blocks"], *, backend: str = ..., arch: str = ..., dtype: torch.dtype
+) -> KVCopyBlocks: ...
+@overload
+def select(
+    op: Literal["paged_attention"], *, backend: str = ..., arch: str = ..., dtype: torch.dtype
+) -> PagedAttention: ...
+@overload
+def select(op: str, *, backend: str = ..., arch: str = ..., dtype: torch.dtype) -> object: ...
+def select(op: str, *, backend: str = "torch", arch: str = "cpu", dtype: torch.dtype) -> object:
+    """The implementation of `op`, which satisfies the op's contract.
+
+    Imports the backend's library if this is the first use of it. Raises ValueError for a name that
+    does not exist, BackendUnavailableError if the backend cannot run on this machine or on `arch`,
+    NoImplementationError, listing what there is for the op, if it has nothing for the combination.
+    """
+    _require_name("op", op, list(OPS))
+    _require_name("backend", backend, list(BACKENDS))
+    chosen = BACKENDS[backend]
+    why = chosen.why_not(arch)
+    if why is not None:
+        raise BackendUnavailableError(
+            backend=backend, package=chosen.package, version=chosen.version, why=why
+        )
+    implementations = _implementations(backend)
+    if any(entry.fits(op, arch, dtype) for entry in chosen.entries):
+        return implementations[op]
+    raise NoImplementationError(
+        op=op, backend=backend, arch=arch, dtype=dtype, existing=_existing(op)
+    )
+
+
+def available(
+    *,
+    op: str | None = None,
+    backend: str | None = None,
+    arch: str | None = None,
+    dtype: torch.dtype | None = None,
+) -> tuple[Availability, ...]:
+    """Every combination, or those that match the arguments, each with its reason why not.
+
+    Imports no backend's library, so a library that is installed and broken shows as available
+    until it is selected.
+    """
+    if op is not None:
+        _require_name("op", op, list(OPS))
+    if backend is not None:
+        _require_name("backend", backend, list(BACKENDS))
+    return tuple(
+        Availability(
+            op=one_op,
+            backend=one_backend,
+            arch=one_arch,
+            dtype=one_dtype,
+            why_not=_why_not(one_op, one_backend, one_arch, one_dtype),
+        )
+        for one_op in (OPS if op is None else (op,))
+        for one_backend in (BACKENDS if backend is None else (backend,))
+        for one_arch in (KNOWN_ARCHS if arch is None else (arch,))
+        for one_dtype in (FLOAT_DTYPES if dtype is None else (dtype,))
+    )
+
+
+def _why_not(op: str, backend: str, arch: str, dtype: torch.dtype) -> str | None:
+    why = BACKENDS[backend].why_not(arch)
+    if why is not None:
+        return why
+    if any(entry.fits(op, arch, dtype) for entry in BACKENDS[backend].entries):
+        return None
+    return f"it has no {op} for {arch} and {dtype} in this version"
+
+
+@cache
+def _implementations(backend: str) -> Mapping[str, object]:
+    return BACKENDS[backend].load()
+
+
+def _existing(op: str) -> list[str]:
+    return [
+        f"{backend.name} on {entry.describe()}"
+        for backend in BACKENDS.values()
+        for entry in backend.entries
+        if entry.op == op
+    ]
+
+
+def _require_name(argument: str, name: str, known: list[str]) -> None:
+    if name in known:
+        return
+    nearest = get_close_matches(name, known, n=1)
+    hint = f" (nearest: {nearest[0]})" if nearest else ""
+    raise ValueError(f"{argument} must be one of {', '.join(known)}, got {name!r}{hint}")

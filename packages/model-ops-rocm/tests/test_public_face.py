@@ -1,0 +1,75 @@
+"""What the package exports, what its errors are, and that importing it needs PyTorch alone."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import syncline
+import syncline.model_ops_rocm as ops
+
+AGREED = [
+    "KNOWN_ARCHS",
+    "AttentionMetadata",
+    "Availability",
+    "BackendUnavailableError",
+    "Embedding",
+    "FormatError",
+    "KVCopyBlocks",
+    "KVWrite",
+    "LayoutError",
+    "Linear",
+    "NoImplementationError",
+    "OpError",
+    "PagedAttention",
+    "PerTokenFp8",
+    "RMSNorm",
+    "Recipe",
+    "Region",
+    "RotaryEmbedding",
+    "RowMajor",
+    "Shuffle16x16",
+    "SiluAndMul",
+    "StorageFormat",
+    "TensorSpec",
+    "Unquantised",
+    "WeightLayout",
+    "available",
+    "checksum_logical",
+    "checksum_stored",
+    "checksum_tensor",
+    "detect_arch",
+    "full_region",
+    "select",
+]
+
+
+def test_the_exported_names_are_the_agreed_ones() -> None:
+    assert ops.__all__ == AGREED
+    assert all(name in vars(ops) for name in AGREED)
+
+
+def test_every_error_is_an_op_error() -> None:
+    errors = [ops.BackendUnavailableError, ops.NoImplementationError]
+    assert all(issubclass(error, ops.OpError) for error in [*errors, ops.LayoutError])
+    assert issubclass(ops.FormatError, ops.OpError)
+
+
+def test_the_namespace_has_no_package_of_its_own() -> None:
+    assert all(not (Path(folder) / "__init__.py").exists() for folder in syncline.__path__)
+
+
+def test_import_and_listing_touch_no_kernel_library() -> None:
+    script = (
+        "import sys\n"
+        "import syncline.model_ops_rocm as ops\n"
+        "import syncline.model_ops_rocm.testing\n"
+        "before = {'triton', 'aiter'} & set(sys.modules)\n"
+        "ops.available()\n"
+        "ops.detect_arch()\n"
+        "after = {'triton', 'aiter'} & set(sys.modules)\n"
+        "print(sorted(before | after))\n"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
+    assert result.stdout.strip() == "[]"

@@ -1,0 +1,1 @@
+"""Ways for tensors to arrive; each yields named parts and decides nothing about them."""
