@@ -12,7 +12,7 @@ so that reinforcement learning has something to improve.
 Needs torch, transformers, tokenizers and safetensors, no network and nothing of the engine:
 what is checked here is checked by code that shares nothing with it. A run is deterministic for
 a seed, a device and a torch version; another machine gives other bits of equal quality. The
-counter wants a GPU (minutes); the novice is made on the CPU (half a minute).
+counter wants a GPU (minutes); the novice is made on one CPU core (a minute).
 
 The stored weights are bf16, so the forward pass trains on weights rounded to bf16 while the
 optimiser keeps float32 masters: rounding at the end then changes nothing.
@@ -389,6 +389,7 @@ def main(arguments: SequenceABC[str] | None = None) -> int:
     device = torch.device(options.device or ("cuda" if has_gpu else "cpu"))
     if options.command == "check":
         return 0 if check(options, device) else 1
+    torch.set_num_threads(1)  # The order of a sum, and so its last bits, depends on their number.
     save(train(PHASES[options.command], options.seed, device), options.out)
     return 0
 

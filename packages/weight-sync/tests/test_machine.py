@@ -6,7 +6,7 @@ of the full new values. The package's region arithmetic is not used.
 """
 
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -39,6 +39,7 @@ from syncline.weight_sync import (
 )
 from syncline.weight_sync.testing import (
     CycleEncoder,
+    FaultyEncoder,
     IdentityEncoder,
     RecordingGuard,
     ScaledEncoder,
@@ -55,31 +56,6 @@ Place = tuple[str, Cell]  # slot, cell
 
 def all_cells(shape: tuple[int, ...]) -> Iterator[Cell]:
     return itertools.product(*map(range, shape))
-
-
-class FragileEncoder:
-    """Another encoder that spoils its region and raises while it is `broken`."""
-
-    def __init__(self, inner: StandIn) -> None:
-        self.inner = inner
-        self.broken = False
-
-    def encode_into(
-        self, out: Mapping[str, torch.Tensor], source: torch.Tensor, region: Region
-    ) -> None:
-        if self.broken:
-            self.inner.encode_into(out, torch.full_like(source, 99), region)
-            raise RuntimeError("broken encoder")
-        self.inner.encode_into(out, source, region)
-
-    def region_is_encodable(self, logical_shape: tuple[int, ...], region: Region) -> bool:
-        return self.inner.region_is_encodable(logical_shape, region)
-
-    def region_bytes(self, logical_shape: tuple[int, ...], region: Region) -> int:
-        return self.inner.region_bytes(logical_shape, region)
-
-    def storage(self, shape: tuple[int, ...]) -> dict[str, torch.Tensor]:
-        return self.inner.storage(shape)
 
 
 SHAPES: dict[str, tuple[int, ...]] = {
@@ -133,32 +109,24 @@ def places(name: str, cell: Cell) -> list[Place]:
     return [(name, cell)]
 
 
+def rows(name: str, start: int, stop: int, columns: int) -> SlotSource:
+    return SlotSource(name=name, region=((start, stop), (0, columns)))
+
+
 def make_slots() -> list[WeightSlot]:
+    half = ((0, 2), (0, 2))
+    share = SlotSource(name="share", region=half, full_shape=(4, 2), taken=((2, 4), (0, 2)))
     sources = {
-        "qkv": (
-            SlotSource(name="q", region=((0, 2), (0, 2))),
-            SlotSource(name="k", region=((2, 3), (0, 2))),
-            SlotSource(name="v", region=((3, 4), (0, 2))),
-        ),
-        "gate_up": (
-            SlotSource(name="gate", region=((0, 2), (0, 4))),
-            SlotSource(name="up", region=((2, 6), (0, 4))),
-        ),
-        "mirror": (SlotSource(name="embed", region=((0, 3), (0, 2))),),
-        "share": (
-            SlotSource(
-                name="share",
-                region=((0, 2), (0, 2)),
-                full_shape=(4, 2),
-                taken=((2, 4), (0, 2)),
-            ),
-        ),
+        "qkv": (rows("q", 0, 2, 2), rows("k", 2, 3, 2), rows("v", 3, 4, 2)),
+        "gate_up": (rows("gate", 0, 2, 4), rows("up", 2, 6, 4)),
+        "mirror": (rows("embed", 0, 3, 2),),
+        "share": (share,),
     }
     return [
         WeightSlot(
             name=name,
             logical_shape=shape,
-            encoder=FragileEncoder(ENCODERS[name]),
+            encoder=FaultyEncoder(ENCODERS[name]),
             storage=ENCODERS[name].storage(shape),
             sources=sources.get(name, ()),
         )
@@ -332,12 +300,9 @@ class UpdateMachine(RuleBasedStateMachine):
         update = self.update
         before = (update.bytes_written, update.num_buffered_bytes)
         live = snapshot(self.slots.values())
-        encoders = [slot.encoder for slot in self.slots.values()]
         if cause == "guard":
             self.guard.refuse = RuntimeError("not now")
-        for encoder in encoders:
-            assert isinstance(encoder, FragileEncoder)
-            encoder.broken = cause == "encoder"
+        self.set_broken(cause == "encoder")
         try:
             self.put(data)
         except RuntimeError:
@@ -348,9 +313,12 @@ class UpdateMachine(RuleBasedStateMachine):
                 assert update.live_bytes_written
         finally:
             self.guard.refuse = None
-            for encoder in encoders:
-                assert isinstance(encoder, FragileEncoder)
-                encoder.broken = False
+            self.set_broken(False)
+
+    def set_broken(self, broken: bool) -> None:
+        for slot in self.slots.values():
+            assert isinstance(slot.encoder, FaultyEncoder)
+            slot.encoder.broken = broken
 
     def written_domains(self) -> dict[str, set[Cell]]:
         """Slot -> domains of which every cell came in one stream; a cell is its own by default."""

@@ -135,19 +135,18 @@ class ScaledEncoder:
 
 
 class FaultyEncoder:
-    """Another encoder that fails on one call, having written something already."""
+    """Another encoder that, while it is `broken`, spoils its region and raises."""
 
-    __slots__ = ("_calls_left", "_inner")
+    __slots__ = ("_inner", "broken")
 
-    def __init__(self, inner: Encoder, *, fail_on_call: int) -> None:
+    def __init__(self, inner: Encoder, *, broken: bool = False) -> None:
         self._inner = inner
-        self._calls_left = fail_on_call
+        self.broken = broken
 
     def encode_into(
         self, out: Mapping[str, torch.Tensor], source: torch.Tensor, region: Region
     ) -> None:
-        self._calls_left -= 1
-        if self._calls_left == 0:
+        if self.broken:
             self._inner.encode_into(out, torch.full_like(source, 77), region)
             raise RuntimeError("the encoder failed half way")
         self._inner.encode_into(out, source, region)
