@@ -50,6 +50,9 @@ os.environ.update(
     PIP_DISABLE_PIP_VERSION_CHECK="1",
     TOKENIZERS_PARALLELISM="false",
 )
+# Threads that spin while they wait take the cores from whoever else is at work on the machine:
+# with two busy cores the demo was measured six times slower. A value already set is kept.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 
 # --- environments ---------------------------------------------------------------------------------

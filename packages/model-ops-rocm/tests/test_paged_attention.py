@@ -151,6 +151,11 @@ def test_a_long_context_is_attended_in_several_gathers(d_major: bool) -> None:
     check(kv, [1] * 5, num_decode_rows=5)
 
 
+def test_equal_rows_beyond_one_group_are_all_attended() -> None:
+    kv = make_paged_kv([6000] * 5, (1, 16, 8))
+    check(kv, [2] * 5, num_decode_rows=0, num_heads=1)
+
+
 def test_a_long_chunk_on_a_long_context() -> None:
     kv = make_paged_kv([1300], (1, 16, 8))
     q = queries([1100], 2, torch.float32)
@@ -363,5 +368,6 @@ def test_metadata_refuses_what_does_not_fit_together() -> None:
         build(num_decode_rows=1)
     with pytest.raises(ValueError, match=r"must have 3 and 2 entries, got 2 and 2"):
         build(query_start_list=(0, 1), seq_len_list=(1, 1))
-    with pytest.raises(ValueError, match=r"num_decode_rows=2 rows one token each, got 3 tokens"):
-        build(query_start_list=(0, 1, 3), seq_len_list=(1, 1))
+    for wrong in ((0, 1, 3), (0, 2, 2), (1, 2, 3)):
+        with pytest.raises(ValueError, match=r"num_decode_rows=2 rows one token each, got \["):
+            build(query_start_list=wrong, seq_len_list=(1, 1))

@@ -25,8 +25,8 @@ _SCORE_ROWS: Final = 128  # Rows per forward when nothing is trained, to bound m
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainerConfig:
-    lr: float = 2e-4
-    betas: tuple[float, float] = (0.9, 0.999)
+    lr: float = 3e-4
+    betas: tuple[float, float] = (0.9, 0.95)
     updates_per_step: int = 4
 
 

@@ -73,11 +73,12 @@ class AttentionMetadata:
                 f" {num_rows + 1} and {num_rows} entries,"
                 f" got {len(self.query_start_list)} and {len(self.seq_len_list)}"
             )
-        if self.query_start_list[self.num_decode_rows] != self.num_decode_rows:
+        decode_starts = self.query_start_list[: self.num_decode_rows + 1]
+        if list(decode_starts) != list(range(self.num_decode_rows + 1)):
             raise ValueError(
-                "AttentionMetadata: query_start_list must give the first"
+                "AttentionMetadata: query_start_list must start at 0 and give the first"
                 f" num_decode_rows={self.num_decode_rows} rows one token each,"
-                f" got {self.query_start_list[self.num_decode_rows]} tokens"
+                f" got {list(decode_starts)}"
             )
 
 
