@@ -36,6 +36,8 @@ PACKAGES = PURE_PACKAGES + TORCH_PACKAGES
 NOT_ON_CPU = "not gpu and not rocm"
 # The tensors of tests are small: more threads than one only wait for each other.
 TEST_ENV = {"OMP_NUM_THREADS": "1"}
+# Raised when the way environments are made changes, so that old ones are made again.
+RECIPE = 1
 # Compiling each installed module in advance takes longer than every session's imports.
 INSTALL = ("--quiet", "--no-compile", "--constraint", CONSTRAINTS)
 PIP_INSTALL = ("install", *INSTALL)
@@ -127,8 +129,8 @@ def _pip_offline(session: nox.Session, python: str, *args: str) -> None:
 @contextlib.contextmanager
 def _built_once(environment: Path, *inputs: Path) -> Iterator[bool]:
     """Yield whether `environment` must be built; stamp it once the body has succeeded."""
-    digest = hashlib.sha256(sys.version.encode())
-    for path in (ROOT / "noxfile.py", *inputs):
+    digest = hashlib.sha256(f"{RECIPE} {sys.version}".encode())
+    for path in inputs:
         digest.update(path.read_bytes())
     stamp = environment / "built-from.txt"
     if stamp.is_file() and stamp.read_text("utf-8") == digest.hexdigest():
@@ -317,17 +319,19 @@ def _try_wheel(
         bare = ["--bare"] if is_pure else []
         session.run(*probe, *bare, "--from-files", *map(_import_name, ours), external=True)
         _pip_offline(session, python, *_test_requirements(package))
-        pytest = (python, "-m", "pytest", "-q", "-m", NOT_ON_CPU, "tests")
+        pytest = (python, "-m", "pytest", "-q", "-m", NOT_ON_CPU, "packages")
         session.run(*pytest, env=TEST_ENV, external=True)
     shutil.rmtree(scratch / f"env-{package}")
 
 
 def _lay_tests(package: str, scratch: Path) -> Path:
-    """Copy a package's tests and their configuration to where no source tree is in reach."""
+    """Copy a package to where no source tree is in reach, all but its sources; its configuration.
+
+    The folders are those of the repository, so a test finds its README where it always does.
+    """
     room = scratch / f"room-{package}"
-    shutil.copytree(
-        _project(package) / "tests", room / "tests", ignore=shutil.ignore_patterns("__pycache__")
-    )
+    unwanted = shutil.ignore_patterns("src", "__pycache__")
+    shutil.copytree(_project(package), room / "packages" / package, ignore=unwanted)
     for name in ("pyproject.toml", "conftest.py"):
         shutil.copy(ROOT / name, room / name)
     return room
@@ -364,12 +368,20 @@ def bench(session: nox.Session) -> None:
 @nox.session(default=False, venv_params=["--system-site-packages"])
 def gpu(session: nox.Session) -> None:
     """The tests marked gpu or rocm, on a machine that has one; takes the PyTorch found there."""
+    pins = _pins_beside_the_torch_found(session)
+    session.install("--quiet", "-c", pins, "hatchling", "editables", *_third_parties())
+    editable = [part for package in PACKAGES for part in ("-e", str(_project(package)))]
+    session.install("--quiet", "-c", pins, "--no-build-isolation", *editable)
+    session.run("python", "tools/check_gpu.py")
+    session.run("pytest", "-m", "gpu or rocm", *session.posargs)
+
+
+def _pins_beside_the_torch_found(session: nox.Session) -> str:
     # A ROCm machine brings its own PyTorch, which no index replaces: only its range is asked for.
+    query = "import importlib.util; print(importlib.util.find_spec('torch') is not None)"
+    if "True" not in str(session.run("python", "-c", query, silent=True)):
+        return CONSTRAINTS
     pins = Path(session.create_tmp()) / "constraints-without-torch.txt"
     lines = Path(CONSTRAINTS).read_text("utf-8").splitlines()
     pins.write_text("\n".join(line for line in lines if not line.startswith("torch==")), "utf-8")
-    session.install("--quiet", "-c", str(pins), "hatchling", "editables", *_third_parties())
-    editable = [part for package in PACKAGES for part in ("-e", str(_project(package)))]
-    session.install("--quiet", "-c", str(pins), "--no-build-isolation", *editable)
-    session.run("python", "tools/check_gpu.py")
-    session.run("pytest", "-m", "gpu or rocm", *session.posargs)
+    return str(pins)

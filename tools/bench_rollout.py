@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass
 
 import torch
 from transformers import Qwen3ForCausalLM
+from transformers.utils import logging
 
 from syncline.engine import LLM, SamplingParams, shipped_checkpoint
 
@@ -73,6 +74,7 @@ def _engine_side(num_sequences: int, num_new_tokens: int) -> tuple[Run, TokenRow
 
 
 def _transformers_side(prompt_ids: TokenRows, num_new_tokens: int) -> Run:
+    logging.disable_progress_bar()  # type: ignore[no-untyped-call]  # untyped library
     model = Qwen3ForCausalLM.from_pretrained(shipped_checkpoint("counter"), dtype=torch.float32)
     model.train(False)
     input_ids = torch.tensor(prompt_ids)

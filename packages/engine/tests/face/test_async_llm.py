@@ -133,6 +133,17 @@ def test_a_consumer_that_leaves_its_loop_ends_its_request(
     run(llm, scenario)
 
 
+def test_breaking_out_of_a_loop_is_enough(make_llm: MakeLLM) -> None:
+    async def scenario(engine: AsyncLLMEngine) -> None:
+        async for _ in engine.generate("abc", LONG):
+            break
+        await settled(llm.engine)
+        assert llm.stats.num_accepted_tokens < 400
+
+    llm = make_llm(num_kv_blocks=256)
+    run(llm, scenario)
+
+
 def test_a_cancelled_consumer_ends_its_request_even_before_it_was_added(make_llm: MakeLLM) -> None:
     async def scenario(engine: AsyncLLMEngine) -> None:
         running = asyncio.create_task(collect(engine, "abc", LONG))
@@ -186,7 +197,8 @@ def test_bad_requests_are_refused_alone(make_llm: MakeLLM) -> None:
         with pytest.raises(ValueError, match="mine"):
             async for _ in engine.generate("xyz", GREEDY, request_id="mine"):
                 pass
-        assert not (await anext(stream)).finished
+        lengths = [len((await anext(stream)).outputs[0].token_ids) for _ in range(5)]
+        assert lengths == sorted(set(lengths))
         await stream.aclose()
 
     run(make_llm(num_kv_blocks=256), scenario)

@@ -10,9 +10,11 @@ from typing import Any
 
 import pytest
 import torch
+from rich.console import Console
 from torch import Tensor
 
 from syncline.engine.build import build_parts
+from syncline.engine.cli.demo import COLUMNS, _cells, _line
 from syncline.engine.config import EngineConfig
 from syncline.engine.engine import EngineParts, LLMEngine
 from syncline.engine.llm import LLM
@@ -26,7 +28,7 @@ from syncline.weight_sync import Mode, SyncReport
 
 NOVICE = shipped_checkpoint("novice")
 SMALL = DemoOptions(
-    model=NOVICE, num_steps=2, num_prompts=6, group_size=4, num_kv_blocks=40, max_num_seqs=16
+    model=NOVICE, num_steps=2, num_prompts=4, group_size=4, num_kv_blocks=40, max_num_seqs=16
 )
 
 
@@ -55,7 +57,7 @@ def test_a_healthy_run_agrees_with_the_trainer_covers_every_byte_and_preempts() 
     assert sum(step.num_preemptions for step in steps) > 0
     failures = judge(steps, SMALL.num_steps).failures
     assert all("reward" in failure for failure in failures)  # Two steps teach nothing.
-    assert [step.mean_reward for step in run_demo(SMALL)] == [step.mean_reward for step in steps]
+    assert next(run_demo(SMALL)).mean_reward == steps[0].mean_reward
 
 
 def test_weights_written_under_a_step_in_flight_show_in_k3_kl() -> None:
@@ -119,10 +121,10 @@ def test_waking_without_new_weights_and_without_the_refusal_loses_every_row() ->
 
     steps = list(run_demo(SMALL, make=make))
     assert len(steps) == 2
-    assert steps[1].num_missing == 24
+    assert steps[1].num_missing == 16
     assert math.isnan(steps[1].k3_kl)
     failures = judge(steps, 2).failures
-    assert any("24 rows are missing" in failure for failure in failures)
+    assert any("16 rows are missing" in failure for failure in failures)
 
 
 class KeepsOldWeights(LLM):
@@ -153,6 +155,22 @@ def test_stale_weights_show_in_k3_kl() -> None:
     assert steps[0].k3_kl < 1e-9
     assert steps[1].k3_kl > 1e-6
     assert any("step 1: k3_kl" in failure for failure in judge(steps, 2).failures)
+
+
+def test_the_table_fits_a_terminal_and_shows_every_number(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    step = next(run_demo(SMALL))
+    console = Console(width=80)
+    console.print(_line([title for title, _ in COLUMNS], header=True))
+    console.print(_line(_cells(11, step)))
+    header, row = capsys.readouterr().out.splitlines()
+    assert len(header.split()) == 13  # Three titles are two words.
+    cells = row.split()
+    assert len(cells) == len(COLUMNS)
+    assert cells[0] == "11"
+    assert cells[6] == f"{step.sync_bytes:,}"
+    assert cells[7] == f"{step.slept_bytes:,}"
 
 
 def test_the_trainer_scores_as_the_engine_does_and_learns_what_is_rewarded() -> None:

@@ -20,7 +20,14 @@ from syncline.engine.testing.stand_ins import (
     WeightsWrittenInFlight,
     scale_weights,
 )
-from syncline.scheduler_core import IdleCause, Sequence, StepPlan, StepResult
+from syncline.scheduler_core import (
+    IdleCause,
+    Request,
+    Sequence,
+    SequenceId,
+    StepPlan,
+    StepResult,
+)
 
 SHORT = SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True)
 
@@ -51,6 +58,29 @@ def test_a_lost_sample_is_named(make_llm: MakeLLM) -> None:
     assert caught.value.missing == ((1, 1),)
     assert caught.value.num_expected == 6
     assert len(llm.generate([[2, 2]], params)[0].outputs) == 2
+
+
+class RefusesRequests(SchedulerStandIn):
+    __slots__ = ("is_refusing",)
+
+    def __init__(self, inner: SchedulerLike) -> None:
+        super().__init__(inner)
+        self.is_refusing = True
+
+    def add(self, request: Request) -> tuple[SequenceId, ...]:
+        if self.is_refusing:
+            raise ValueError("not today")
+        return self.inner.add(request)
+
+
+def test_a_request_that_the_scheduler_refuses_leaves_no_trace(make_llm: MakeLLM) -> None:
+    healthy = make_llm().engine
+    refusing = RefusesRequests(healthy.parts.scheduler)
+    engine = LLMEngine(healthy.config, replace(healthy.parts, scheduler=refusing))
+    with pytest.raises(ValueError, match="not today"):
+        engine.add_request("mine", "abc", SHORT)
+    refusing.is_refusing = False
+    engine.add_request("mine", "abc", SHORT)
 
 
 class NeverPlans(SchedulerStandIn):

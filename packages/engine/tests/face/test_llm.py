@@ -52,6 +52,18 @@ def test_outputs_come_in_input_order_prompt_major_with_every_sample(llm: LLM) ->
             assert len(completion.text) <= 5
 
 
+def test_samples_are_in_index_order_whichever_ended_first(llm: LLM) -> None:
+    params = SamplingParams(n=8, seed=1, max_tokens=40, stop_token_ids=list(range(12)))
+    (output,) = llm.generate("abc", params)
+    lengths = [len(completion.token_ids) for completion in output.outputs]
+    assert lengths != sorted(lengths), "the samples of this seed end in another order"
+    assert [completion.index for completion in output.outputs] == list(range(8))
+    (alone,) = llm.generate(
+        "abc", SamplingParams(n=1, seed=1, max_tokens=40, stop_token_ids=list(range(12)))
+    )
+    assert alone.outputs[0].token_ids == output.outputs[0].token_ids
+
+
 def test_one_prompt_needs_no_list(llm: LLM) -> None:
     assert len(llm.generate("abc", GREEDY)) == 1
     assert len(llm.generate([1, 2, 3], GREEDY)) == 1

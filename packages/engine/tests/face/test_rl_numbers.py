@@ -99,6 +99,12 @@ def good_steps() -> list[DemoStep]:
     return [replace(GOOD, step=i, mean_reward=0.5 + 0.05 * i) for i in range(8)]
 
 
+def test_a_row_is_json_even_without_numbers() -> None:
+    plain = replace(GOOD, mean_reward=math.nan, chi2_token=math.inf).to_json()
+    assert (plain["mean_reward"], plain["chi2_token"]) == (None, None)
+    assert plain["k3_kl"] == 1e-10
+
+
 def test_a_good_run_passes() -> None:
     verdict = judge(good_steps(), 8)
     assert verdict.passed

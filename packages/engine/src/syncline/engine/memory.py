@@ -17,10 +17,19 @@ from syncline.graph_lifecycle import Arena, Tag
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerCache:
-    """The KV cache of one layer: [block, kv_head, block_size, head_dim], all blocks included."""
+    """The KV cache of one layer, all blocks included.
 
-    k_BKCD: Tensor
+    Both are [block, kv_head, block_size, head_dim] by index. Keys are stored with the last two
+    dimensions exchanged: decode scores are then sums of stored rows, and no key is gathered.
+    """
+
+    stored_k_BKDC: Tensor
     v_BKCD: Tensor
+
+    @property
+    def k_BKCD(self) -> Tensor:
+        # Made anew each time: an arena that moves on wake rebinds what it allocated, not views.
+        return self.stored_k_BKDC.transpose(2, 3)
 
 
 def kv_bytes_per_block(model: ModelConfig, block_size: int, dtype: torch.dtype) -> int:
@@ -47,11 +56,13 @@ def allocate_kv_pool(
     arena: Arena, model: ModelConfig, *, num_blocks: int, block_size: int, dtype: torch.dtype
 ) -> list[LayerCache]:
     """Per layer `num_blocks` blocks and the reserved one, whose id is `num_blocks`."""
-    shape = (num_blocks + 1, model.num_kv_heads, block_size, model.head_dim)
+    heads = (num_blocks + 1, model.num_kv_heads)
+    k_shape = (*heads, model.head_dim, block_size)
+    v_shape = (*heads, block_size, model.head_dim)
     return [
         LayerCache(
-            k_BKCD=arena.allocate(f"k_cache.{index}", shape, dtype, tag=Tag.KV_CACHE),
-            v_BKCD=arena.allocate(f"v_cache.{index}", shape, dtype, tag=Tag.KV_CACHE),
+            stored_k_BKDC=arena.allocate(f"k_cache.{index}", k_shape, dtype, tag=Tag.KV_CACHE),
+            v_BKCD=arena.allocate(f"v_cache.{index}", v_shape, dtype, tag=Tag.KV_CACHE),
         )
         for index in range(model.num_layers)
     ]

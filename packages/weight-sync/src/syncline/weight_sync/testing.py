@@ -111,7 +111,7 @@ class ScaledEncoder:
             inside = intersection(block, region)
             if inside is None:
                 continue
-            values = source[slices(relative(inside, region))].to(torch.float32)
+            values = source[slices(relative(inside, region))].to(weight.device, torch.float32)
             largest = values.abs().max()
             scale[i, j] = torch.where(largest == 0, 1.0, largest / 127)
             weight[slices(inside)].copy_((values / scale[i, j]).round())

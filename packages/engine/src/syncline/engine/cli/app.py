@@ -82,6 +82,9 @@ def probe_count(  # noqa: PLR0913 reason: one parameter per command line option
     max_steps_in_flight: Annotated[
         int, typer.Option(help="1 is synchronous, 2 plans a step ahead.")
     ] = 2,
+    prefix_caching: Annotated[
+        bool, typer.Option(help="Off: a preempted request computes everything again.")
+    ] = True,
     force_preempt_every: Annotated[
         int, typer.Option(help="Preempt a sequence every so many steps; 0 = never.")
     ] = 0,
@@ -104,6 +107,7 @@ def probe_count(  # noqa: PLR0913 reason: one parameter per command line option
             "max_num_batched_tokens": max_num_batched_tokens,
             "max_num_seqs": requests,
             "max_steps_in_flight": max_steps_in_flight,
+            "enable_prefix_caching": prefix_caching,
         }
         passed = run_probe_command(model, probe, config, as_json=json_output)
     raise typer.Exit(0 if passed else 1)

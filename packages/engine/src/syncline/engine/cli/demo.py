@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.table import Table
 from transformers.utils import logging as transformers_logging
 
+from syncline.engine.cli.threads import limit_threads
 from syncline.engine.rl.demo import DemoOptions, run_demo
 from syncline.engine.rl.verdict import DemoStep, Verdict, judge
 
@@ -29,6 +30,7 @@ def run_demo_command(model: str, num_seeds: int, num_steps: int, *, as_json: boo
     """Whether every seed's run held what it must."""
     # The bar of the trainer's checkpoint would run into the table.
     transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]  # not annotated
+    limit_threads(model)
     options = DemoOptions(model=model, num_steps=num_steps)
     began = time.perf_counter()
     results = _run_quietly(options, num_seeds) if as_json else _run_live(options, num_seeds)

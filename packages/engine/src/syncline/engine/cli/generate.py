@@ -6,6 +6,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from syncline.engine.cli.threads import limit_threads
 from syncline.engine.llm import LLM
 from syncline.engine.outputs import RequestOutput
 from syncline.engine.sampling_params import SamplingParams
@@ -13,6 +14,7 @@ from syncline.engine.shipped import resolve_model
 
 
 def run_generate(model: str, prompts: list[str], params: SamplingParams, *, as_json: bool) -> None:
+    limit_threads(model)
     with LLM(resolve_model(model)) as llm:
         outputs = llm.generate(prompts, params, use_tqdm=not as_json)
     if as_json:

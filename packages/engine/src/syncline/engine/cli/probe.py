@@ -10,6 +10,7 @@ from rich.table import Table
 from tqdm import tqdm
 
 from syncline.engine.build import build_parts
+from syncline.engine.cli.threads import limit_threads
 from syncline.engine.config import EngineConfig
 from syncline.engine.engine import LLMEngine
 from syncline.engine.probes.count import CountProbe, CountReport, run_count_probe
@@ -22,6 +23,7 @@ def run_probe_command(
     model: str, probe: CountProbe, config: Mapping[str, Any], *, as_json: bool
 ) -> bool:
     """Whether the probe passed. Any: configuration values, which EngineConfig checks."""
+    limit_threads(model)
     settings = EngineConfig.from_kwargs(model=resolve_model(model), **config)
     with LLMEngine(settings, build_parts(settings)) as engine:
         disable = as_json or not sys.stderr.isatty()

@@ -6,7 +6,7 @@ Everything is seeded; the same options give the same rewards. What must hold is 
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -62,7 +62,7 @@ def run_demo(options: DemoOptions, *, make: MakeLLM = make_llm) -> Iterator[Demo
     """One row per step, as soon as it is done; stops after a step with missing rows."""
     model = resolve_model(options.model)
     with make(model, options.engine_config()) as llm:
-        trainer = Trainer(model, llm.true_vocab_size, options.trainer)
+        trainer = Trainer(model, llm.true_vocab_size, replace(options.trainer, seed=options.seed))
         for step in range(options.num_steps):
             row = _run_step(llm, trainer, options, step)
             yield row

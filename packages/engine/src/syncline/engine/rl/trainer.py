@@ -25,9 +25,13 @@ _SCORE_ROWS: Final = 128  # Rows per forward when nothing is trained, to bound m
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainerConfig:
+    """num_passes over a step's samples, each as num_shares updates on a random share of them."""
+
     lr: float = 3e-4
     betas: tuple[float, float] = (0.9, 0.95)
-    updates_per_step: int = 4
+    num_passes: int = 2
+    num_shares: int = 2
+    seed: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,12 +63,13 @@ class TrainReport:
 class Trainer:
     """Holds the policy; `train` improves it, `named_tensors` hands it over."""
 
-    __slots__ = ("_config", "_model", "_optimizer", "_true_vocab_size")
+    __slots__ = ("_config", "_generator", "_model", "_optimizer", "_true_vocab_size")
 
     def __init__(self, checkpoint: str, true_vocab_size: int, config: TrainerConfig) -> None:
         """Reads a local checkpoint directory; never asks a network."""
         self._config = config
         self._true_vocab_size = true_vocab_size
+        self._generator = torch.Generator().manual_seed(config.seed)
         self._model = Qwen3ForCausalLM.from_pretrained(
             checkpoint, dtype=torch.float32, local_files_only=True
         )
@@ -79,14 +84,16 @@ class Trainer:
             yield name, tensor.detach()
 
     def train(self, rollouts: Rollouts) -> TrainReport:
-        """A few clipped updates, each on every sample that its group gives an advantage."""
+        """A few clipped updates on the samples that their group gives an advantage."""
         old = self.score(rollouts.token_ids, rollouts.num_prompt_tokens)
         mismatch = measure_mismatch(old, rollouts.logprobs)
         # A group of equal rewards has nothing to say and would only thin out the mean.
         rows = rollouts.advantages.nonzero().squeeze(-1)
-        num_updates = self._config.updates_per_step if len(rows) else 0
-        for _ in range(num_updates):
-            self._update(rollouts, old, rows)
+        for _ in range(self._config.num_passes):
+            order = torch.randperm(len(rows), generator=self._generator)
+            for share in rows[order].tensor_split(self._config.num_shares):
+                if len(share):
+                    self._update(rollouts, old, share)
         return TrainReport(mismatch=mismatch, num_trained=len(rows))
 
     @torch.no_grad()
