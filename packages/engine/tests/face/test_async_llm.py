@@ -222,6 +222,21 @@ def test_a_stream_lives_through_sleep_wake_and_an_update(make_llm: MakeLLM) -> N
     run(make_llm(max_steps_in_flight=2), scenario)
 
 
+def test_a_stream_that_an_update_aborts_ends_while_the_kv_cache_sleeps(make_llm: MakeLLM) -> None:
+    async def scenario(engine: AsyncLLMEngine) -> None:
+        stream = engine.generate("abc", SamplingParams(max_tokens=200, ignore_eos=True))
+        await anext(stream)
+        await engine.sleep(level=2)
+        await engine.wake_up(["weights"])
+        await engine.update_weights(TinyModel(seed=1).tensors().items(), version=1)
+        last = [output async for output in stream][-1]
+        assert last.outputs[0].finish_reason == "abort"
+        assert not llm.engine.is_ready
+
+    llm = make_llm(unfinished_policy="abort")
+    run(llm, scenario)
+
+
 def test_an_update_in_pieces_holds_streams_and_lets_them_go_on(make_llm: MakeLLM) -> None:
     async def scenario(engine: AsyncLLMEngine) -> None:
         stream = engine.generate("abc", SamplingParams(max_tokens=150, ignore_eos=True))

@@ -41,6 +41,11 @@ def test_preemptions_are_forced_every_so_many_steps_until_enough(engine: LLMEngi
     assert [s.first_break for s in again.streams] == [s.first_break for s in report.streams]
 
 
+def test_nothing_is_forced_between_times(engine: LLMEngine) -> None:
+    probe = CountProbe(num_requests=2, max_tokens=20, force_preempt_every=8)
+    assert run_count_probe(engine, probe).num_forced_preemptions == 2
+
+
 def test_every_step_is_reported(engine: LLMEngine) -> None:
     seen: list[tuple[int, int]] = []
     run_count_probe(

@@ -7,6 +7,7 @@ from syncline.engine.probes.counting import (
     PROMPT_NUMBERS,
     RANGE_STRIDE,
     count_text,
+    range_owner,
     range_start,
     read_stream,
     sum_streams,
@@ -57,6 +58,15 @@ def test_a_number_nobody_was_counting_is_a_break_only() -> None:
     for text in (beyond, unused):
         stream = read_stream(2, right_text(2, 1) + text, 64)
         assert (stream.num_breaks, stream.foreign) == (1, ())
+
+
+def test_a_range_ends_where_its_request_can_have_got_to() -> None:
+    first = range_start(7)
+    assert range_owner(first, 64, 5) == 7
+    assert range_owner(first + 4, 64, 5) == 7
+    assert range_owner(first + 5, 64, 5) is None
+    assert range_owner(first - 1, 64, 5) is None
+    assert range_owner(0, 64, 5) is None
 
 
 def test_text_that_is_no_number_is_a_break() -> None:

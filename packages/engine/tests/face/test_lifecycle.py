@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from syncline.engine.engine import LLMEngine
-from syncline.engine.errors import NotReadyError, UpdateOrderError
+from syncline.engine.errors import EngineClosedError, NotReadyError, UpdateOrderError
 from syncline.engine.llm import LLM
 from syncline.engine.outputs import Sample
 from syncline.engine.protocols import SchedulerLike
@@ -240,6 +240,15 @@ def test_updates_are_driven_in_order(llm: LLM) -> None:
     with pytest.raises(UpdateOrderError, match="version 1 is open"):
         llm.begin_update(2)
     llm.abort_update("done")
+
+
+def test_a_closed_engine_takes_no_commit(llm: LLM) -> None:
+    llm.begin_update(1, mode="staged")
+    for name, tensor in named(OTHER):
+        llm.put_weight(name, tensor)
+    llm.close()
+    with pytest.raises(EngineClosedError):
+        llm.commit_update()
 
 
 def test_a_refused_tensor_leaves_the_old_weights_serving(llm: LLM) -> None:

@@ -338,6 +338,17 @@ def test_pause_wait_ends_what_has_begun_and_admits_nothing(make_llm: MakeLLM) ->
     assert [sample.request_id for sample in drain(llm)] == [second]
 
 
+def test_pause_wait_does_not_take_an_older_pause_for_its_own(llm: LLM) -> None:
+    (request_id,) = llm.submit("abc", GREEDY)
+    llm.engine.step()
+    llm.pause("keep")
+    assert llm.poll() == []
+    llm.resume()
+    llm.pause("wait")
+    assert not llm.engine.has_work
+    assert [sample.request_id for sample in llm.poll()] == [request_id]
+
+
 def test_pause_abort_ends_everything_with_what_there_is(llm: LLM) -> None:
     ids = llm.submit(["abc", "xyz"], SamplingParams(max_tokens=30, ignore_eos=True))
     llm.engine.step()

@@ -3,6 +3,7 @@
 Order matters for the errors a user sees: files are looked at before memory is taken.
 """
 
+import logging
 import os
 
 import torch
@@ -18,6 +19,7 @@ from syncline.engine.runner import ModelRunner, RunnerSettings
 from syncline.engine.tokenizer import Tokenizer
 from syncline.graph_lifecycle import (
     Arena,
+    CaptureError,
     GraphRegistry,
     PlainArena,
     PoisonArena,
@@ -28,6 +30,8 @@ from syncline.kv_cache import KVCacheManager
 from syncline.scheduler_core import Scheduler, SchedulerConfig
 
 FIRST_WEIGHT_VERSION = 0
+
+logger = logging.getLogger(__name__)
 
 
 def build_parts(config: EngineConfig) -> EngineParts:
@@ -49,10 +53,14 @@ def build_parts(config: EngineConfig) -> EngineParts:
     )
     ledger = StorageLedger()
     arena = build_arena(config, ledger)
-    residency = Residency(arena, GraphRegistry(ledger))
-    runner = ModelRunner(model, settings, arena, op_backend=environment.op_backend)
+    registry = GraphRegistry(ledger)
+    runner = ModelRunner(
+        model, settings, arena, op_backend=environment.op_backend, registry=registry
+    )
+    residency = Residency(arena, registry, recapture=runner.recapture)
     load_checkpoint(checkpoint, runner.name_table, version=FIRST_WEIGHT_VERSION)
     residency.mark_weights_valid()
+    capture_or_degrade(runner)
     return EngineParts(
         tokenizer=tokenizer,
         limits=ModelLimits(
@@ -72,9 +80,21 @@ def build_parts(config: EngineConfig) -> EngineParts:
         ),
         runner=runner,
         residency=residency,
+        registry=registry,
         name_table=runner.name_table,
         weight_version=FIRST_WEIGHT_VERSION,
     )
+
+
+def capture_or_degrade(runner: ModelRunner) -> None:
+    """Capture the decode graphs; if that fails, steps run eagerly and `degraded` says why.
+
+    Right answers more slowly are better than none, and the next wake tries again.
+    """
+    try:
+        runner.capture_graphs()
+    except CaptureError:
+        logger.exception("no graph was captured: steps run eagerly until a capture succeeds")
 
 
 def scheduler_config(config: EngineConfig, settings: RunnerSettings) -> SchedulerConfig:

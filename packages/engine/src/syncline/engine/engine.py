@@ -22,7 +22,14 @@ from syncline.engine.sampling_params import SamplingParams
 from syncline.engine.step_loop import StepLoop
 from syncline.engine.tokenizer import Tokenizer
 from syncline.engine.updates import EngineGuard, WeightUpdates
-from syncline.graph_lifecycle import GraphError, SleepReport, Tag, WakeReport
+from syncline.graph_lifecycle import (
+    DegradedMode,
+    GraphError,
+    GraphRegistry,
+    SleepReport,
+    Tag,
+    WakeReport,
+)
 from syncline.scheduler_core import PauseMode, SchedulerStats, Sequence, SequenceId
 from syncline.weight_sync import Mode, NameTable, SyncReport, WriteGuard
 
@@ -33,6 +40,7 @@ SLEEP_LEVELS: Final = {1: (Tag.KV_CACHE,), 2: (Tag.KV_CACHE, Tag.WEIGHTS)}
 class EngineParts:
     """What an engine is composed of; tests replace one part by a stand-in.
 
+    registry        of the captured graphs; None when the runner has none.
     weight_version  of the weights that the first load left.
     make_guard      (loop, what to do at the first byte) -> the guard of one update.
     """
@@ -43,6 +51,7 @@ class EngineParts:
     runner: Runner
     residency: ResidencyLike
     name_table: NameTable
+    registry: GraphRegistry | None = None
     weight_version: int = 0
     make_guard: Callable[[StepLoop, Callable[[], None]], WriteGuard] = EngineGuard
 
@@ -112,6 +121,14 @@ class LLMEngine:
     @property
     def weight_version(self) -> int:
         return self.updates.weight_version
+
+    @property
+    def degraded(self) -> DegradedMode | None:
+        """Which graphs could not be captured, so that their steps run eagerly; None if all is well.
+
+        The configuration stays as it was given: the next successful capture ends this.
+        """
+        return None if self.parts.registry is None else self.parts.registry.degraded
 
     @property
     def unfinished_sequences(self) -> SequenceABC[Sequence]:
@@ -233,7 +250,6 @@ class LLMEngine:
         if not self.is_paused:
             raise NotReadyError("resume", "the engine is not paused")
         self._scheduler.resume()
-        self._loop.stall = None
 
     def sleep(
         self, level: int | None = None, *, tags: Iterable[Tag | str] | None = None

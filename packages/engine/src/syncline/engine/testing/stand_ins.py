@@ -22,7 +22,6 @@ from syncline.scheduler_core import (
     PauseMode,
     PrefillChunk,
     Request,
-    RowJoin,
     SchedulerStats,
     Sequence,
     SequenceId,
@@ -215,7 +214,7 @@ class BlockFreedInUse(RunnerStandIn):
     which got a block before it still holds.
     """
 
-    __slots__ = ("_after", "_last", "_num_steps", "_swapped", "num_shared")
+    __slots__ = ("_after", "_last", "_num_steps", "num_shared")
 
     def __init__(self, inner: Runner, after: int) -> None:
         super().__init__(inner)
@@ -321,8 +320,3 @@ def scale_weights(slots: Iterable[WeightSlot], factor: float) -> None:
         for slot in slots:
             for stored in slot.storage.values():
                 stored.mul_(factor)
-
-
-def recomputes(joined: Iterable[RowJoin]) -> list[RowJoin]:
-    """The joins of sequences that have output already."""
-    return [join for join in joined if len(join.token_ids) > join.num_prompt_tokens]
