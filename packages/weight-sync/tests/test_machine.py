@@ -5,19 +5,11 @@ domains have been written, whether a commit succeeds, and the bytes after it: th
 of the full new values. The package's region arithmetic is not used.
 """
 
-import itertools
-from collections.abc import Iterator
-
 import pytest
 import torch
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import (
-    RuleBasedStateMachine,
-    initialize,
-    invariant,
-    rule,
-)
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from syncline.weight_sync import (
     DtypeMismatchError,
@@ -45,6 +37,7 @@ from syncline.weight_sync.testing import (
     ScaledEncoder,
     StandIn,
     addresses,
+    all_cells,
     cold_bytes,
     snapshot,
     stored_bytes,
@@ -52,10 +45,6 @@ from syncline.weight_sync.testing import (
 
 Cell = tuple[int, ...]
 Place = tuple[str, Cell]  # slot, cell
-
-
-def all_cells(shape: tuple[int, ...]) -> Iterator[Cell]:
-    return itertools.product(*map(range, shape))
 
 
 SHAPES: dict[str, tuple[int, ...]] = {
@@ -68,9 +57,7 @@ ENCODERS: dict[str, StandIn] = {
     "tensor": ScaledEncoder((None, None)),
     "embed": CycleEncoder(),
     "mirror": IdentityEncoder(torch.bfloat16),
-    "share": IdentityEncoder(),
-    "scalar": IdentityEncoder(),
-    "empty": IdentityEncoder(),
+    **dict.fromkeys(("share", "scalar", "empty"), IdentityEncoder()),
 }
 
 
@@ -98,10 +85,9 @@ SPELLINGS = [
 
 def places(name: str, cell: Cell) -> list[Place]:
     """Where one element of a sender's tensor belongs."""
-    if name in ("q", "k", "v"):
-        return [("qkv", (cell[0] + ROWS_BEFORE.get(name, 0), cell[1]))]
-    if name in ("gate", "up"):
-        return [("gate_up", (cell[0] + ROWS_BEFORE.get(name, 0), cell[1]))]
+    if name in ("q", "k", "v", "gate", "up"):
+        slot = "qkv" if len(name) == 1 else "gate_up"
+        return [(slot, (cell[0] + ROWS_BEFORE.get(name, 0), cell[1]))]
     if name in ("embed", "head"):
         return [("embed", cell), ("mirror", cell)]
     if name == "share":

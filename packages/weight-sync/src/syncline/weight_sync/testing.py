@@ -8,7 +8,7 @@ They are no formats: what a kernel reads is another package's matter.
 import ctypes
 import itertools
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -211,6 +211,11 @@ def snapshot(slots: Iterable[WeightSlot]) -> Snapshot:
     return {
         (slot.name, key): content for slot in slots for key, content in stored_bytes(slot).items()
     }
+
+
+def all_cells(shape: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
+    """The index of every element of a tensor of this shape, row by row."""
+    return itertools.product(*map(range, shape))
 
 
 def addresses(slots: Iterable[WeightSlot]) -> dict[tuple[str, str], int]:
