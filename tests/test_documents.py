@@ -15,6 +15,7 @@ DOCUMENTS = sorted(
 )
 READMES = [path for path in DOCUMENTS if path.name == "README.md" and "examples" not in path.parts]
 EXAMPLE_LIMIT_S = 120
+WARNINGS = ["-W", "error", "-W", "ignore:Failed to initialize NumPy:UserWarning"]
 
 
 def _code(path: Path, language: str) -> list[str]:
@@ -43,7 +44,7 @@ def test_the_first_example_of_a_readme_runs(path: Path) -> None:
     examples = _code(path, "python")
     assert examples, f"{path} shows no example"
     done = subprocess.run(
-        [sys.executable, "-W", "error", "-W", "ignore:Failed to initialize NumPy:UserWarning", "-"],
+        [sys.executable, *WARNINGS, "-"],
         input=examples[0],
         capture_output=True,
         text=True,
@@ -51,3 +52,16 @@ def test_the_first_example_of_a_readme_runs(path: Path) -> None:
         check=False,
     )
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("path", sorted(ROOT.glob("examples/*.py")), ids=_name)
+def test_every_example_runs(path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, *WARNINGS, str(path)],
+        capture_output=True,
+        text=True,
+        timeout=EXAMPLE_LIMIT_S,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout

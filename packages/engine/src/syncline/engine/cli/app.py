@@ -121,8 +121,3 @@ def info(
     """Versions, backends and why some are absent, shipped checkpoints; a checkpoint's facts."""
     with clean_exit():
         run_info(model, as_json=json_output)
-
-
-def main() -> None:
-    """The console script; ends the process with the command's exit code."""
-    app()

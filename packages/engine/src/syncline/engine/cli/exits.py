@@ -6,6 +6,7 @@ from contextlib import contextmanager
 
 import typer
 
+from syncline.engine.cli import EXIT_INTERRUPTED
 from syncline.engine.errors import EngineError
 from syncline.graph_lifecycle import GraphError
 from syncline.kv_cache import KVCacheError
@@ -15,7 +16,6 @@ from syncline.weight_sync import WeightSyncError
 
 EXIT_FAILED = 1
 EXIT_USAGE = 2
-EXIT_INTERRUPTED = 130
 
 USER_ERRORS = (
     EngineError,
