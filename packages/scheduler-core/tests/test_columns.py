@@ -2,7 +2,16 @@
 
 import dataclasses
 
-from syncline.scheduler_core import ColumnSpan, FinishReason, StepPlan, StepResult, StopRules
+import pytest
+
+from syncline.scheduler_core import (
+    ColumnSpan,
+    FinishReason,
+    StepPlan,
+    StepResult,
+    StopRules,
+    UnfinishedPolicy,
+)
 from syncline.scheduler_core.oracle import HashModel, Scenario, run
 from syncline.scheduler_core.testing import (
     make_config,
@@ -51,6 +60,40 @@ def test_a_prompt_whose_columns_did_not_come_fails_by_name() -> None:
     (failed,) = scheduler.take_finished()
     assert failed.finish_reason is FinishReason.ERROR
     assert failed.finish_detail == "column 'x' has no value at 2 prompt positions, first at 3"
+
+
+@pytest.mark.parametrize("policy", ["recompute", "keep_kv"])
+def test_prompt_columns_are_of_one_weight_version(policy: UnfinishedPolicy) -> None:
+    scheduler = make_scheduler(config=make_config(max_num_batched_tokens=4))
+    scheduler.add(
+        dataclasses.replace(make_request("a", 10, 2), required_prompt_columns=frozenset({"x"}))
+    )
+
+    def advance(label: str) -> None:
+        plan = scheduler.plan()
+        assert plan is not None
+        (chunk,) = plan.prefill_chunks
+        values: list[object] = [label] * (chunk.stop - chunk.start)
+        scheduler.apply(with_columns(plan, (chunk.row, chunk.start, values)))
+
+    advance("old")
+    scheduler.set_weight_version(1, policy=policy)
+    for _ in range(3):
+        advance("new")
+    (a,) = scheduler.sequences
+    assert a.columns["x"] == dict.fromkeys(range(10), "new")
+    # Once through, the prompt's columns stay: they are of the version that computed them.
+    scheduler.set_weight_version(2, policy=policy)
+    assert a.columns["x"] == dict.fromkeys(range(10), "new")
+
+
+def test_keep_kv_keeps_a_half_prompt_that_needs_no_columns() -> None:
+    scheduler = make_scheduler(config=make_config(max_num_batched_tokens=4))
+    scheduler.add(make_request("a", 10, 2))
+    step(scheduler)
+    scheduler.set_weight_version(1, policy="keep_kv")
+    (a,) = scheduler.sequences
+    assert (a.num_computed_tokens, a.num_preemptions) == (4, 0)
 
 
 def test_values_beyond_the_end_or_of_ended_sequences_are_dropped() -> None:

@@ -22,7 +22,7 @@ from syncline.weight_sync import (
     WeightSlot,
     manifest_of,
 )
-from syncline.weight_sync.tensors import is_finite
+from syncline.weight_sync.tensors import non_finite_in
 from syncline.weight_sync.testing import (
     IdentityEncoder,
     RecordingGuard,
@@ -30,6 +30,7 @@ from syncline.weight_sync.testing import (
     counting,
     make_slot,
     snapshot,
+    stored_bytes,
 )
 
 QKV = (
@@ -314,6 +315,22 @@ def test_an_encoder_for_one_rank_leaves_the_senders_tensor_alone() -> None:
     assert total.tolist() == bias.tolist() == [1, 2, 3]
 
 
+@pytest.mark.parametrize("value", [1e6, -1e6, 65520.0])
+def test_a_weight_that_overflows_where_it_is_stored_is_refused_by_name(value: float) -> None:
+    slot = make_slot("w", (5, 3), IdentityEncoder(torch.float16))
+    before = stored_bytes(slot)
+    tensor = torch.ones(5, 3)
+    tensor[3, 1] = value
+    update = begin(NameTable([slot]))
+    with pytest.raises(NonFiniteWeightError, match=r"w: .*infinity as torch\.float16") as caught:
+        update.put("w", tensor)
+    assert caught.value.dtype == torch.float16
+    assert stored_bytes(slot) == before
+    tensor[3, 1] = 65504.0
+    update.put("w", tensor)
+    update.commit()
+
+
 @pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
 @pytest.mark.parametrize("dtype", [torch.float64, FP32, torch.bfloat16, torch.float16], ids=str)
 def test_a_weight_that_is_not_finite_is_refused_by_name(value: float, dtype: torch.dtype) -> None:
@@ -341,12 +358,12 @@ def test_the_check_for_finite_weights_can_be_left_out() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2], ids=str)
 def test_8_bit_floats_have_a_nan_too(dtype: torch.dtype) -> None:
-    assert is_finite(torch.ones(3, 2).to(dtype).t())
-    assert not is_finite(torch.tensor([1.0, torch.nan]).to(dtype))
+    assert non_finite_in(torch.ones(3, 2).to(dtype).t(), ()) is None
+    assert non_finite_in(torch.tensor([1.0, torch.nan]).to(dtype), ()) is not None
 
 
 def test_integers_and_nothing_are_finite() -> None:
-    assert is_finite(torch.ones(3, dtype=torch.int64))
-    assert is_finite(torch.empty(0, 3))
-    assert is_finite(torch.tensor(1.0))
-    assert not is_finite(torch.tensor(torch.inf))
+    assert non_finite_in(torch.ones(3, dtype=torch.int64), ()) is None
+    assert non_finite_in(torch.empty(0, 3), ()) is None
+    assert non_finite_in(torch.tensor(1.0), ()) is None
+    assert non_finite_in(torch.tensor(torch.inf), ()) is not None

@@ -96,9 +96,26 @@ class Control:
             self.abort_all(f"weights changed to version {version}")
         elif policy == "recompute":
             self._life.preempt_all()
+        self._forget_half_prompts(policy)
         self.weight_version = version
         for sequence in self._life.sequences.values():
             sequence.start_version(version)
+
+    def _forget_half_prompts(self, policy: UnfinishedPolicy) -> None:
+        """Columns of a prompt that is not through would be of two weight versions: drop them.
+
+        Such a prompt is computed again from its start, under `keep_kv` too if its request needs
+        the columns. A prompt that is through keeps its own, all of the version that computed it.
+        """
+        for sequence in self._life.sequences.values():
+            if sequence.has_computed_prompt:
+                continue
+            if policy == "keep_kv":
+                if not sequence.request.required_prompt_columns:
+                    continue
+                if sequence.row is not None:
+                    self._life.preempt(sequence)
+            sequence.columns.clear()
 
     def settle_kv(self) -> None:
         """Before a plan: KV of an older epoch that nobody declared good is computed again."""

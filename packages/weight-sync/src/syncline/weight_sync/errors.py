@@ -8,7 +8,7 @@ WeightSyncError
 |   +-- DtypeMismatchError
 |   +-- DuplicateTensorError       the same elements twice
 |   +-- UnusableTensorError        meta, sparse, a subclass with its own storage, our own memory
-|   +-- NonFiniteWeightError       NaN or infinity
+|   +-- NonFiniteWeightError       NaN or infinity, as sent or as stored
 |   +-- AliasMismatchError         two names of one tensor, two contents
 +-- ManifestError                  everything wrong with a manifest at once
 +-- IncompleteUpdateError          a commit with regions missing
@@ -95,9 +95,12 @@ class UnusableTensorError(TensorRefusedError):
 
 
 class NonFiniteWeightError(TensorRefusedError):
-    def __init__(self, name: str, part: Region) -> None:
-        super().__init__(name, f"{describe(part)} holds NaN or infinity")
+    """NaN or infinity in `dtype`: the sender's, or the one it is stored in, when it overflows."""
+
+    def __init__(self, name: str, part: Region, dtype: torch.dtype) -> None:
+        super().__init__(name, f"{describe(part)} holds NaN or infinity as {dtype}")
         self.part = part
+        self.dtype = dtype
 
 
 class AliasMismatchError(TensorRefusedError):

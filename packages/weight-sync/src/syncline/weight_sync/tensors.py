@@ -4,7 +4,7 @@ Answers about one tensor and one slot's dtypes; knows no update and no coverage.
 comparisons go through bytes because not every storage dtype has its own on every device.
 """
 
-import math
+from collections.abc import Iterable
 
 import torch
 
@@ -48,17 +48,23 @@ def require_dtype(name: str, dtype: torch.dtype, slot: WeightSlot) -> None:
     raise DtypeMismatchError(name, f"{wanted} for {slot.name}", dtype)
 
 
-def is_finite(tensor: torch.Tensor) -> bool:
-    """No NaN and no infinity; True for integers and for tensors without elements."""
+def non_finite_in(tensor: torch.Tensor, stored: Iterable[torch.dtype]) -> torch.dtype | None:
+    """The dtype in which an element is NaN or infinite: the tensor's own, or one it is stored in.
+
+    None if there is none: all is finite, or the tensor is of integers or has no elements.
+    """
     dtype = tensor.dtype
     if not dtype.is_floating_point or tensor.numel() == 0 or dtype == torch.float4_e2m1fn_x2:
-        return True
+        return None
     if dtype.itemsize == 1:
         chunks = torch.split(tensor.detach().reshape(-1), _FINITE_CHUNK)
-        return all(bool(chunk.float().isfinite().all()) for chunk in chunks)
+        return None if all(bool(chunk.float().isfinite().all()) for chunk in chunks) else dtype
     # Both extremes are NaN if any element is; one pass, where isfinite().all() makes three.
-    least, most = torch.aminmax(tensor.detach())
-    return math.isfinite(least.item()) and math.isfinite(most.item())
+    extremes = torch.stack(torch.aminmax(tensor.detach()))
+    for each in (dtype, *stored):
+        if not bool(extremes.to(each).isfinite().all()):
+            return each
+    return None
 
 
 def as_bytes(tensor: torch.Tensor) -> torch.Tensor:

@@ -32,7 +32,12 @@ from syncline.weight_sync.names import Alias, Ignored, NameTable, Target
 from syncline.weight_sync.parts import Transport
 from syncline.weight_sync.regions import Region, extents, require_within, whole_region
 from syncline.weight_sync.report import AbortReport, Stopwatch, SyncReport
-from syncline.weight_sync.tensors import is_finite, require_dtype, require_usable, wait_for_devices
+from syncline.weight_sync.tensors import (
+    non_finite_in,
+    require_dtype,
+    require_usable,
+    wait_for_devices,
+)
 
 Mode = Literal["direct", "staged"]
 
@@ -173,8 +178,8 @@ class Update:
         require_within(region, target.full_shape, f"part of {name}")
         self._require_acceptable(name, target, tensor, region)
         with self._stopwatch.phase("check"):
-            if self._options.check_finite and not is_finite(tensor):
-                raise NonFiniteWeightError(name, region)
+            if self._options.check_finite:
+                self._require_finite(name, target, tensor, region)
             planned = deliveries(self._slots, target, name, tensor.detach(), region)
         if self._mode == "direct" and any(each.fresh for each in planned):
             self._open_live_storage()
@@ -248,6 +253,21 @@ class Update:
     def _require_open(self, action: str) -> None:
         if self._state is not UpdateState.OPEN:
             raise UpdateStateError(action, self._state.value, self._version)
+
+    def _require_finite(
+        self, name: str, target: Target, tensor: torch.Tensor, region: Region
+    ) -> None:
+        """Finite as sent, and in every dtype of 16 bits or more that a slot stores by itself."""
+        stored = {
+            each.dtype
+            for landing in target.landings
+            if len(landing.slot.storage) == 1  # With scales beside it, the codes never overflow.
+            for each in landing.slot.storage.values()
+            if each.dtype.is_floating_point and each.dtype.itemsize >= 2
+        }
+        dtype = non_finite_in(tensor, stored)
+        if dtype is not None:
+            raise NonFiniteWeightError(name, region, dtype)
 
     def _require_acceptable(
         self, name: str, target: Target, tensor: torch.Tensor, region: Region
