@@ -64,7 +64,7 @@ def test_a_prompt_whose_columns_did_not_come_fails_by_name() -> None:
 
 @pytest.mark.parametrize("policy", ["recompute", "keep_kv"])
 def test_prompt_columns_are_of_one_weight_version(policy: UnfinishedPolicy) -> None:
-    scheduler = make_scheduler(config=make_config(max_num_batched_tokens=4))
+    scheduler = make_scheduler(config=make_config(max_num_batched_tokens=4, max_num_seqs=4))
     scheduler.add(
         dataclasses.replace(make_request("a", 10, 2), required_prompt_columns=frozenset({"x"}))
     )
@@ -88,7 +88,7 @@ def test_prompt_columns_are_of_one_weight_version(policy: UnfinishedPolicy) -> N
 
 
 def test_keep_kv_keeps_a_half_prompt_that_needs_no_columns() -> None:
-    scheduler = make_scheduler(config=make_config(max_num_batched_tokens=4))
+    scheduler = make_scheduler(config=make_config(max_num_batched_tokens=4, max_num_seqs=4))
     scheduler.add(make_request("a", 10, 2))
     step(scheduler)
     scheduler.set_weight_version(1, policy="keep_kv")
