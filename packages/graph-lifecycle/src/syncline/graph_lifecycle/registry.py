@@ -104,7 +104,7 @@ class GraphRegistry:
         """Capture all of `requests` in their order, or none.
 
         ValueError for a key that is taken or given twice and for an unknown store: nothing was
-        tried. CaptureError when a capture fails: every graph of this session is gone from
+        tried. CaptureError when a capture fails: every graph of the session is gone from
         every store, earlier sessions are untouched, and `degraded` names what is missing.
         """
         session = tuple(requests)
