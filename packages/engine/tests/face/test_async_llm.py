@@ -1,50 +1,21 @@
 """AsyncLLMEngine: streams, many consumers, consumers that go away, sleep and updates in between."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
-from dataclasses import replace
 
 import pytest
 
 from syncline.engine.async_llm import AsyncLLMEngine
 from syncline.engine.engine import LLMEngine
-from syncline.engine.errors import EngineClosedError, EngineError, EngineFailedError, PromptError
-from syncline.engine.llm import LLM
-from syncline.engine.outputs import RequestOutput
-from syncline.engine.runner.protocol import Runner
+from syncline.engine.errors import (
+    PromptError,
+)
 from syncline.engine.sampling_params import SamplingParams
 from syncline.engine.testing.checkpoints import TinyModel
 from syncline.engine.testing.engines import MakeLLM
-from syncline.engine.testing.stand_ins import RunnerStandIn
+from syncline.engine.testing.serving import GREEDY, collect, run
 from syncline.graph_lifecycle import ResidencyError
-from syncline.scheduler_core import StepResult
 
-GREEDY = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
 LONG = SamplingParams(temperature=0.0, max_tokens=400, ignore_eos=True)
-
-
-@asynccontextmanager
-async def serving(llm: LLM) -> AsyncIterator[AsyncLLMEngine]:
-    engine = AsyncLLMEngine(llm.engine)
-    try:
-        yield engine
-    finally:
-        await engine.close()
-
-
-def run(llm: LLM, scenario: Callable[[AsyncLLMEngine], Awaitable[None]]) -> None:
-    async def main() -> None:
-        async with serving(llm) as engine:
-            await asyncio.wait_for(scenario(engine), timeout=60)
-
-    asyncio.run(main())
-
-
-async def collect(
-    engine: AsyncLLMEngine, prompt: str, params: SamplingParams = GREEDY
-) -> list[RequestOutput]:
-    return [output async for output in engine.generate(prompt, params)]
 
 
 async def settled(engine: LLMEngine) -> None:
@@ -276,50 +247,3 @@ def test_pause_and_resume(make_llm: MakeLLM) -> None:
 
     llm = make_llm(num_kv_blocks=256)
     run(llm, scenario)
-
-
-def test_close_ends_consumers_and_refuses_new_ones(make_llm: MakeLLM) -> None:
-    async def main() -> None:
-        engine = AsyncLLMEngine(make_llm(num_kv_blocks=256).engine)
-        task = asyncio.create_task(collect(engine, "abc", LONG))
-        await asyncio.sleep(0.05)
-        await engine.close()
-        with pytest.raises(EngineClosedError):
-            await task
-        with pytest.raises(EngineClosedError):
-            await collect(engine, "abc")
-        await engine.close()
-
-    asyncio.run(main())
-
-
-class BreakingRunner(RunnerStandIn):
-    """Fails at its third step."""
-
-    __slots__ = ("_num_collected",)
-
-    def __init__(self, inner: Runner) -> None:
-        super().__init__(inner)
-        self._num_collected = 0
-
-    def collect(self) -> StepResult:
-        self._num_collected += 1
-        if self._num_collected == 3:
-            raise RuntimeError("the device fell off the bus")
-        return self.inner.collect()
-
-
-def test_a_failed_step_reaches_every_consumer_and_later_callers(make_llm: MakeLLM) -> None:
-    healthy = make_llm().engine
-    parts = healthy.parts
-    broken = LLMEngine(healthy.config, replace(parts, runner=BreakingRunner(parts.runner)))
-
-    async def scenario(engine: AsyncLLMEngine) -> None:
-        tasks = [asyncio.create_task(collect(engine, prompt)) for prompt in ("abc", "xyz")]
-        for task in tasks:
-            with pytest.raises(EngineError, match="fell off the bus"):
-                await task
-        with pytest.raises(EngineFailedError, match="fell off the bus"):
-            await collect(engine, "abc")
-
-    run(LLM.from_engine(broken), scenario)

@@ -51,6 +51,7 @@ def test_generate_prints_the_completion(tiny_model: str) -> None:
         (["generate", "abc", "--model", "/nowhere"], 1, "/nowhere"),
         (["info", "--model", "/nowhere"], 1, "/nowhere"),
         (["generate", "abc", "--temperature", "-1"], 2, "temperature"),
+        (["generate", "abc"], 2, "'abc' cannot be turned into token ids"),
         (["probe", "count", "--requests", "0"], 2, "requests"),
         (["probe", "count", "--max-num-batched-tokens", "7"], 2, "max_num_batched_tokens"),
     ],

@@ -4,14 +4,13 @@ The full run and its verdict are the `demo` session's; here every mechanism runs
 """
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 from rich.console import Console
-from torch import Tensor
 
 from syncline.engine.build import build_parts
 from syncline.engine.cli.demo import COLUMNS, _cells, _line
@@ -23,6 +22,7 @@ from syncline.engine.rl.trainer import Rollouts, Trainer, TrainerConfig, clipped
 from syncline.engine.rl.verdict import judge
 from syncline.engine.shipped import shipped_checkpoint
 from syncline.engine.testing.stand_ins import WakesAsIfValid, WeightsWrittenInFlight, scale_weights
+from syncline.engine.updates import NamedTensors
 from syncline.graph_lifecycle import ResidencyError
 from syncline.weight_sync import Mode, SyncReport
 
@@ -79,12 +79,12 @@ class ForgetsUpdates(LLM):
 
     def update_weights(
         self,
-        named_tensors: Iterable[tuple[str, Tensor]],
+        named_tensors: NamedTensors,
         version: int,
         *,
         mode: Mode = "direct",
     ) -> SyncReport:
-        num_bytes = sum(tensor.nbytes for _, tensor in named_tensors)
+        num_bytes = sum(tensor.nbytes for tensor in dict(named_tensors).values())
         return SyncReport(
             version=version,
             mode=mode,
@@ -139,12 +139,12 @@ class KeepsOldWeights(LLM):
 
     def update_weights(
         self,
-        named_tensors: Iterable[tuple[str, Tensor]],
+        named_tensors: NamedTensors,
         version: int,
         *,
         mode: Mode = "direct",
     ) -> SyncReport:
-        newest = {name: tensor.clone() for name, tensor in named_tensors}
+        newest = {name: tensor.clone() for name, tensor in dict(named_tensors).items()}
         report = self.engine.update_weights(self._previous.items(), version, mode=mode)
         self._previous = newest
         return report

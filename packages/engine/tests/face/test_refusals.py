@@ -80,17 +80,19 @@ def test_a_damaged_checkpoint_is_one_error_and_the_whole_one_loads_afterwards(
     [
         (NUM_TOKEN_IDS - 1, False),
         (NUM_TOKEN_IDS, True),
-        (48, True),
+        (NUM_TOKEN_IDS + 1, False),
+        (48, False),
         (49, False),
     ],
 )
-def test_the_true_vocabulary_lies_between_tokenizer_and_rows(
+def test_the_true_vocabulary_is_the_tokenizers_and_no_other(
     make_llm: MakeLLM, value: int, accepted: bool
 ) -> None:
     if accepted:
         assert make_llm(true_vocab_size=value).true_vocab_size == value
         return
-    with pytest.raises(EngineConfigError, match="true_vocab_size") as caught:
+    text = rf"true_vocab_size must be {NUM_TOKEN_IDS}, .* got {value}"
+    with pytest.raises(EngineConfigError, match=text) as caught:
         make_llm(true_vocab_size=value)
     assert caught.value.field == "true_vocab_size"
 
@@ -100,6 +102,7 @@ def test_the_true_vocabulary_lies_between_tokenizer_and_rows(
     [
         ({"max_num_seq": 4}, "did you mean max_num_seqs"),
         ({"max_model_len": 513}, "max_model_len must be at most 512"),
+        ({"num_kv_blocks": 10**9}, "num_kv_blocks=1000000000 asks for a KV pool of"),
         ({"kv_cache_memory_bytes": 10, "num_kv_blocks": None}, "kv_cache_memory_bytes"),
     ],
 )

@@ -38,6 +38,19 @@ from syncline.engine.sampling_params import SamplingParams
         ("logit_bias", {-1: 1.0}),
         ("logit_bias", {1: math.inf}),
         ("structured_outputs", {"json": {}}),
+        ("ignore_eos", "no"),
+        ("ignore_eos", 1),
+        ("include_stop_str_in_output", 3),
+        ("include_stop_str_in_output", None),
+        # Numbers in Python that are zero, infinite or no number where logits are computed.
+        ("temperature", 1e-46),
+        ("temperature", 1e31),
+        ("temperature", 10**400),
+        ("repetition_penalty", 1e-40),
+        ("repetition_penalty", 1e7),
+        ("logit_bias", {5: 1e39}),
+        ("logit_bias", {5: -1e39}),
+        ("logit_bias", {5: math.nan}),
     ],
 )
 def test_a_value_out_of_range_is_refused_by_name(field: str, value: Any) -> None:
@@ -60,6 +73,28 @@ def test_the_callers_collections_are_copied() -> None:
     stops.append(4)
     assert params.logit_bias == {1: 0.5}
     assert params.stop_token_ids == (3,)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "text"),
+    [
+        ("temperature", 1e-46, r"temperature must be 0 or at least 1\.17\d*e-38, got 1e-46"),
+        ("logit_bias", {5: 1e39}, r"logit_bias\[5\] must be .*1e\+30\], got 1e\+39"),
+        ("repetition_penalty", 1e-40, r"repetition_penalty must be .*\[1e-06, .*got 1e-40"),
+        ("min_tokens", 2**31, r"min_tokens must be at most 2147483647, got 2147483648"),
+    ],
+)
+def test_a_limit_is_named_with_the_value(field: str, value: Any, text: str) -> None:
+    kwargs: dict[str, Any] = {"max_tokens": 2**40, field: value}
+    with pytest.raises(ValueError, match=text):
+        SamplingParams(**kwargs)
+
+
+def test_none_is_no_stop_as_in_vllm() -> None:
+    kwargs: dict[str, Any] = {"stop": None, "stop_token_ids": None}
+    params = SamplingParams(**kwargs)
+    assert params == SamplingParams()
+    assert (params.stop_strings, params.stop_token_ids) == ((), ())
 
 
 def test_the_edges_are_inside() -> None:

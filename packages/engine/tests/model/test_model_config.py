@@ -1,6 +1,7 @@
 """Model directories: what is read, what is refused, and by which name."""
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +64,37 @@ def test_the_published_spelling_of_qwen3_is_read(tmp_path: Path) -> None:
     assert config.dtype_name == "bfloat16"
 
 
+ROPE = {"rope_type": "default", "rope_theta": 5e5}
+
+
+@pytest.mark.parametrize(
+    ("scaling", "named"),
+    [
+        ({"rope_type": "yarn", "factor": 4.0, "rope_theta": 5e5}, "'yarn' (rope_scaling)"),
+        ({"type": "linear", "factor": 4.0}, "'linear' (rope_scaling)"),
+        ({"rope_type": "default", "rope_theta": 1e6}, "rope_scaling beside rope_parameters"),
+        # In transformers it replaces rope_parameters, whose base is then lost.
+        ({"rope_type": "default"}, "rope_scaling beside rope_parameters"),
+    ],
+)
+def test_rope_scaling_is_not_read_past_where_rope_parameters_stand(
+    tmp_path: Path, scaling: dict[str, Any], named: str
+) -> None:
+    write(tmp_path, rope_parameters=ROPE, rope_scaling=scaling, rope_theta=None)
+    theirs = Qwen3Config.from_pretrained(tmp_path).rope_parameters
+    assert theirs is not None
+    assert theirs["rope_type"] != "default" or theirs["rope_theta"] != 5e5
+    with pytest.raises(UnsupportedModelError) as caught:
+        read_model_config(tmp_path)
+    assert named in str(caught.value)
+
+
+@pytest.mark.parametrize("scaling", [None, ROPE, {"type": "default", "rope_theta": 5e5}])
+def test_rope_scaling_may_say_again_what_rope_parameters_say(tmp_path: Path, scaling: Any) -> None:
+    write(tmp_path, rope_parameters=ROPE, rope_scaling=scaling)
+    assert read_model_config(tmp_path).rope_theta == 5e5
+
+
 def test_attention_bias_is_honoured_not_read_past(tmp_path: Path) -> None:
     assert read_model_config(write(tmp_path, attention_bias=True)).has_attention_bias
 
@@ -89,6 +121,17 @@ def test_an_unknown_architecture_is_named_with_what_there_is(tmp_path: Path) -> 
             {"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}},
             "partial_rotary_factor",
         ),
+        ({"rope_parameters": {"full_attention": {"rope_type": "yarn"}}}, "full_attention"),
+        ({"rope_scaling": {"rope_theta": 1e4, "factor": 4.0}}, "factor in rope_scaling"),
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
+        ({"use_sliding_window": True, "max_window_layers": 1}, "use_sliding_window"),
+        (
+            {"use_sliding_window": True, "sliding_window": 64, "num_hidden_layers": 29},
+            "use_sliding_window",
+        ),
+        ({"is_causal": False}, "is_causal"),
+        ({"per_layer_config": {"0": {"head_dim": 8}}}, "per_layer_config"),
+        ({"model_type": "llama"}, "model_type 'llama'"),
         ({"quantization_config": {"quant_method": "fp8"}}, "quantization_config"),
         ({"torch_dtype": "float8_e4m3fn"}, "float8_e4m3fn"),
     ],
@@ -113,6 +156,10 @@ def test_a_feature_that_is_not_built_is_refused_by_name(
         ({"rms_norm_eps": -1}, "rms_norm_eps must be a positive number"),
         ({"tie_word_embeddings": "yes"}, "tie_word_embeddings must be true or false"),
         ({"architectures": None}, "architectures must name one class"),
+        ({"rms_norm_eps": math.nan}, "rms_norm_eps must be a positive number, got nan"),
+        ({"rms_norm_eps": math.inf}, "rms_norm_eps must be a positive number, got inf"),
+        ({"rope_theta": math.nan}, "rope_theta must be a positive number, got nan"),
+        ({"layer_types": "sliding_attention"}, "layer_types must be a list"),
         ({"layer_types": ["full_attention"]}, "layer_types has 1 entries for 2 layers"),
     ],
 )
@@ -147,6 +194,21 @@ def test_eos_ids_come_from_the_generation_config_first(
     if generation is not None:
         (tmp_path / "generation_config.json").write_text(json.dumps(generation), encoding="utf-8")
     assert read_eos_token_ids(tmp_path) == expected
+
+
+@pytest.mark.parametrize("name", ["config.json", "generation_config.json"])
+def test_an_eos_id_beyond_the_vocabulary_is_refused_in_either_file(
+    tmp_path: Path, name: str
+) -> None:
+    eos = {"config.json": 5, "generation_config.json": 3} | {name: 999}
+    write(tmp_path, eos_token_id=eos["config.json"])
+    (tmp_path / "generation_config.json").write_text(
+        json.dumps({"eos_token_id": [3, eos["generation_config.json"]]}), encoding="utf-8"
+    )
+    named = rf"{name}: eos_token_id names 999; the tokenizer's ids end at 13"
+    with pytest.raises(CheckpointError, match=named):
+        read_eos_token_ids(tmp_path, 14)
+    assert 3 in read_eos_token_ids(tmp_path, 1000)
 
 
 def test_an_eos_id_that_is_no_id_is_refused(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """LogitsPipeline: what is sampled, what is never sampled, and what a row may depend on."""
 
 import math
+import sys
 from collections import Counter
 from typing import Any
 
@@ -9,6 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from syncline.engine.sampling.logprobs import SURE_LOGPROB
 from syncline.engine.sampling.penalties import TokenHistory
 from syncline.engine.sampling.pipeline import LogitsPipeline, draw, top_tokens
 from syncline.engine.testing.sampling import assert_matches, batch_of, draws, resolved, sample
@@ -30,7 +32,9 @@ def test_samples_follow_the_processed_distribution(params: dict[str, Any]) -> No
     sampling = resolved(8, seed=17, **params)
     got = sample(logits[None], [resolved(8, seed=17, logprobs=8, **params)])
     assert got.top_token_ids_LK is not None and got.top_logprobs_LK is not None
-    probs = torch.zeros(8).scatter_(0, got.top_token_ids_LK[0], got.top_logprobs_LK[0].exp())
+    probs = torch.zeros(8, dtype=torch.float64).scatter_(
+        0, got.top_token_ids_LK[0], got.top_logprobs_LK[0].exp()
+    )
     assert float(probs.sum()) == pytest.approx(1.0, abs=1e-6)
     assert_matches(Counter(draws(logits, sampling, 20_000)), probs)
 
@@ -161,7 +165,8 @@ def test_padded_ids_are_never_sampled_listed_or_normalised_over(params: dict[str
     assert int(got.token_ids_R.max()) < 10
     assert got.top_token_ids_LK is not None and got.top_logprobs_LK is not None
     assert int(got.top_token_ids_LK.max()) < 10
-    assert torch.allclose(got.top_logprobs_LK.exp().sum(-1), torch.ones(200), atol=1e-5)
+    total_L = got.top_logprobs_LK.exp().sum(-1)
+    assert torch.allclose(total_L, torch.ones_like(total_L), atol=1e-5)
     assert bool(got.logprobs_R.isfinite().all())
 
 
@@ -220,6 +225,82 @@ def test_extreme_temperatures_and_logits_stay_finite() -> None:
     assert got.token_ids_R.tolist()[:2] == [0, 0]
 
 
+@pytest.mark.parametrize(
+    ("gap", "temperature"),
+    [(5.0, 1.0), (8.0, 1.0), (20.0, 1.0), (27.6, 1.0), (100.0, 1.0), (60.0, 0.1), (690.0, 1.0)],
+)
+def test_a_nearly_certain_token_keeps_its_logprob(gap: float, temperature: float) -> None:
+    logits = torch.tensor([[0.0, gap, 0.0, -1.0]])
+    gaps = [float(x - logits[0, 1]) / temperature for x in logits[0]]
+    expected = -math.log1p(math.fsum(math.exp(x) for i, x in enumerate(gaps) if i != 1))
+    got = sample(logits, [resolved(4, temperature=temperature, logprobs=2)])
+    assert got.token_ids_R.tolist() == [1]
+    assert got.logprobs_R[0].item() == pytest.approx(expected, rel=1e-5)
+    assert got.logprobs_R[0].item() < 0.0
+    assert got.top_logprobs_LK is not None
+    assert got.top_logprobs_LK[0, 0].item() == got.logprobs_R[0].item()
+    raw = sample(logits, [resolved(4, temperature=0.0)], mode="raw_logprobs")
+    assert raw.logprobs_R[0].item() == pytest.approx(
+        -math.log1p(2 * math.exp(-gap) + math.exp(-1.0 - gap)), rel=1e-5
+    )
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        {"temperature": 0.1, "logit_bias": {2: 100.0}, "top_k": 1},
+        {"temperature": 1e-30},
+        {"temperature": 0.0, "logit_bias": {2: 1e30}},
+        {"top_p": 1e-9},
+    ],
+)
+def test_a_token_without_a_rival_has_the_smallest_logprob_and_not_zero(
+    params: dict[str, Any],
+) -> None:
+    logits = torch.tensor([[0.0, 1.0, 2.0, -3.0]])
+    got = sample(logits, [resolved(4, logprobs=2, **params)])
+    assert got.token_ids_R.tolist() == [2]
+    assert got.logprobs_R.tolist() == [SURE_LOGPROB] == [-sys.float_info.min]
+    assert got.top_logprobs_LK is not None
+    assert got.top_logprobs_LK[0, 0].item() == SURE_LOGPROB
+
+
+def test_the_only_id_of_a_vocabulary_of_one_has_a_logprob() -> None:
+    got = sample(torch.zeros(1, 1), [resolved(1)])
+    assert got.logprobs_R.tolist() == [SURE_LOGPROB]
+
+
+def test_a_nearly_certain_row_is_the_same_bit_for_bit_whoever_shares_its_batch() -> None:
+    generator = torch.Generator().manual_seed(8)
+    logits = torch.randn(37, 1001, generator=generator) * 3
+    logits[::2, 500] = 14.3 + torch.arange(19) * 1.7
+    greedy = resolved(1001, temperature=0.0, logprobs=1)
+    whole = sample(logits, [greedy] * 37)
+    # One row with a temperature makes the pipeline shift the logits of all.
+    shifted = sample(logits, [greedy] * 36 + [resolved(1001, temperature=0.5)])
+    for row in range(36):
+        alone = sample(logits[row : row + 1], [greedy])
+        assert whole.logprobs_R[row].item() == alone.logprobs_R[0].item() < 0.0
+        assert shifted.logprobs_R[row].item() == alone.logprobs_R[0].item()
+
+
+@pytest.mark.parametrize("field", ["repetition_penalty", "logit_bias"])
+def test_the_largest_values_together_leave_numbers(field: str) -> None:
+    for bias in (-1e30, 1e30):
+        for penalty in (1e-6, 1e6):
+            for temperature in (2.0**-126, 1e30):
+                sampling = resolved(
+                    4,
+                    temperature=temperature,
+                    repetition_penalty=penalty,
+                    logit_bias=dict.fromkeys(range(4), bias) if field == "logit_bias" else None,
+                )
+                got = sample(
+                    torch.tensor([[1e4, -1e4, 3.0, 0.0]]), [sampling], history=[[0, 1, 2, 3]]
+                )
+                assert math.isfinite(got.logprobs_R[0].item())
+
+
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 @pytest.mark.parametrize("temperature", [0.0, 1.0, 0.5])
 def test_a_row_that_is_no_number_has_no_finite_logprob_and_spoils_no_other(
@@ -251,7 +332,7 @@ def test_a_window_of_draws_equals_the_draws_one_by_one() -> None:
 
 def test_a_draw_on_a_boundary_belongs_to_the_next_possible_id() -> None:
     logits = torch.tensor([[0.0, 0.0, 0.0]] * 3)
-    sampling = resolved(3, logit_bias={1: -1e38})
+    sampling = resolved(3, logit_bias={1: -1e30})
     got = LogitsPipeline(3).forward(
         logits,
         batch_of([sampling] * 3),
@@ -272,6 +353,11 @@ def test_logits_narrower_than_the_vocabulary_are_refused() -> None:
         ({"logit_bias": {9: 1.0}}, r"logit_bias names token id 9; ids end at 8"),
         ({"logprobs": 10}, r"logprobs must be at most the vocabulary of 9, got 10"),
         ({"prompt_logprobs": 10}, r"prompt_logprobs must be at most the vocabulary of 9, got 10"),
+        ({"stop_token_ids": [9]}, r"stop_token_ids names token id 9, .* ids end at 8"),
+        (
+            {"stop_token_ids": list(range(9)), "min_tokens": 1},
+            r"min_tokens=1 forbids all 9 ids: stop_token_ids",
+        ),
         ({"seed": 2**64}, r"seed must be in \[0, 2\*\*64\), got 18446744073709551616"),
     ],
 )

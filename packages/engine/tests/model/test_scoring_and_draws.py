@@ -1,11 +1,14 @@
 """Scoring in chunks, and draws made in windows, equal what is done at once and one by one."""
 
+import math
+
 import pytest
 import torch
 
 from syncline.engine.runner.draws import WINDOW, DrawWindow
 from syncline.engine.runner.inputs import Membership
 from syncline.engine.sampling.batch import SamplingColumns
+from syncline.engine.sampling.logprobs import SURE_LOGPROB
 from syncline.engine.sampling.pipeline import draw
 from syncline.engine.sampling.resolved import ResolvedSampling
 from syncline.engine.sampling.scoring import score_tokens
@@ -30,10 +33,23 @@ def test_scores_do_not_depend_on_the_chunk_and_no_chunk_is_larger(max_elements: 
         hidden, ids, compute_logits, true_vocab_size=10, num_top=3, max_elements=max_elements
     )
     expected = (hidden @ head.T)[:, :10].log_softmax(-1)
-    assert torch.allclose(scores.logprobs_Q, expected.gather(1, ids[:, None])[:, 0], atol=1e-6)
+    assert torch.allclose(
+        scores.logprobs_Q.float(), expected.gather(1, ids[:, None])[:, 0], atol=1e-6
+    )
     assert torch.equal(scores.top_token_ids_QK, expected.topk(3).indices)
-    assert torch.allclose(scores.top_logprobs_QK, expected.topk(3).values, atol=1e-6)
+    assert torch.allclose(scores.top_logprobs_QK.float(), expected.topk(3).values, atol=1e-6)
     assert max(sizes) <= max(1, max_elements // 10) and sum(sizes) == 17
+
+
+def test_the_score_of_a_certain_token_is_exact_and_never_zero() -> None:
+    logits = torch.tensor([[0.0, 30.0, 0.0], [0.0, 800.0, 0.0], [0.0, 1.0, 0.0]])
+    ids = torch.tensor([1, 1, 0])
+    scores = score_tokens(logits, ids, lambda hidden: hidden, true_vocab_size=3, num_top=2)
+    near, sure, plain = scores.logprobs_Q.tolist()
+    assert near == pytest.approx(-2 * math.exp(-30.0), rel=2e-6)
+    assert sure == SURE_LOGPROB
+    assert plain == logits[2].log_softmax(0)[0].item()
+    assert scores.top_logprobs_QK[:2, 0].tolist() == [near, sure]
 
 
 def membership(seeds: list[int], temperature: float = 1.0) -> Membership:

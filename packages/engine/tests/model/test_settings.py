@@ -8,7 +8,12 @@ import torch
 
 from syncline.engine.config import EngineConfig
 from syncline.engine.errors import EngineConfigError
-from syncline.engine.memory import allocate_kv_pool, kv_bytes_per_block
+from syncline.engine.memory import (
+    allocate_kv_pool,
+    check_kv_pool_fits,
+    kv_bytes_per_block,
+    machine_memory,
+)
 from syncline.engine.models.config import ModelConfig
 from syncline.engine.runner import RunnerSettings
 from syncline.graph_lifecycle import PoisonArena, Tag
@@ -75,3 +80,32 @@ def test_the_pool_holds_exactly_what_the_memory_allows_reserved_block_included()
 def test_a_given_number_of_blocks_is_taken_as_it_is() -> None:
     assert resolve(num_kv_blocks=7).num_kv_blocks == 7
     assert replace(resolve(num_kv_blocks=7), max_num_seqs=3).reserved_row == 3
+
+
+@pytest.mark.parametrize(
+    ("fields", "field"),
+    [
+        ({"num_kv_blocks": 10**9}, "num_kv_blocks=1000000000"),
+        ({"num_kv_blocks": 10**30}, "num_kv_blocks=1" + "0" * 30),
+        ({"kv_cache_memory_bytes": 10**16}, "kv_cache_memory_bytes=1" + "0" * 16),
+    ],
+)
+def test_a_pool_larger_than_the_machine_is_refused_with_both_numbers(
+    fields: dict[str, Any], field: str
+) -> None:
+    config = EngineConfig(model="somewhere", **fields)
+    settings = resolve(**fields)
+    memory = 1 << 33
+    text = rf"{field} asks for a KV pool of \d+ bytes, this machine has {memory} bytes"
+    with pytest.raises(EngineConfigError, match=text) as caught:
+        check_kv_pool_fits(config, MODEL, settings.num_kv_blocks, settings.dtype, memory)
+    assert caught.value.field == field.split("=")[0]
+
+
+def test_a_pool_may_fill_the_machine_to_the_last_byte() -> None:
+    config = EngineConfig(model="somewhere", num_kv_blocks=9)
+    exact = 10 * kv_bytes_per_block(MODEL, 16, torch.float32)
+    check_kv_pool_fits(config, MODEL, 9, torch.float32, exact)
+    with pytest.raises(EngineConfigError, match=f"{exact} bytes, .* has {exact - 1} bytes"):
+        check_kv_pool_fits(config, MODEL, 9, torch.float32, exact - 1)
+    assert machine_memory() > 1 << 28

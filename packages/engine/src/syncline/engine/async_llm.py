@@ -9,6 +9,7 @@ running.
 import asyncio
 import functools
 import itertools
+import os
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Self, TypeVar
@@ -23,6 +24,7 @@ from syncline.engine.intake import PreparedRequest, Prompt
 from syncline.engine.outputs import RequestOutput, Sample
 from syncline.engine.sampling_params import SamplingParams
 from syncline.engine.streams import RequestStream
+from syncline.engine.updates import NamedTensors
 from syncline.graph_lifecycle import SleepReport, Tag, WakeReport
 from syncline.scheduler_core import PauseMode
 from syncline.weight_sync import AbortReport, Manifest, Mode, Region, SyncReport
@@ -72,7 +74,7 @@ class AsyncLLMEngine:
     """
 
     __slots__ = (
-        "_closed",
+        "_closing",
         "_consumers",
         "_engine",
         "_executor",
@@ -89,11 +91,15 @@ class AsyncLLMEngine:
         self._consumers: dict[str, _Consumer] = {}
         self._request_numbers = itertools.count()
         self._wakeup = asyncio.Event()
-        self._closed = False
+        self._closing: asyncio.Task[None] | None = None
         self._task = self._loop.create_task(self._run())
 
     @classmethod
-    def from_kwargs(cls, model: str, **config: Any) -> Self:  # Any: EngineConfig checks each field
+    def from_kwargs(
+        cls,
+        model: str | os.PathLike[str],
+        **config: Any,  # EngineConfig checks each field
+    ) -> Self:
         settings = EngineConfig.from_kwargs(model=model, **config)
         return cls(LLMEngine(settings, build_parts(settings)))
 
@@ -130,16 +136,19 @@ class AsyncLLMEngine:
         finally:
             # Not awaited: a cancelled task could not. The executor runs it after the add, even
             # when the cancellation came while the add was still queued.
-            self._abandon(chosen, consumer)
+            self._abandon(consumer)
 
     async def abort(self, request_id: str) -> None:
         """End a request; its consumer gets the partial output with finish_reason abort."""
         await self._call(self._abort, request_id)
 
     async def pause(self, mode: PauseMode = "wait") -> None:
-        """wait returns once every request that has begun has ended."""
+        """wait returns once every request that has begun has ended.
+
+        It is refused while the engine cannot step, and raises when that happens on the way.
+        """
         await self._call(self._engine.pause, mode)
-        while mode == "wait" and await self._call(self._may_move):
+        while mode == "wait" and await self._call(self._is_settling):
             await asyncio.sleep(0)
 
     async def resume(self) -> None:
@@ -156,7 +165,7 @@ class AsyncLLMEngine:
 
     async def update_weights(
         self,
-        named_tensors: Iterable[tuple[str, Tensor]],
+        named_tensors: NamedTensors,
         version: int,
         *,
         mode: Mode = "direct",
@@ -182,16 +191,10 @@ class AsyncLLMEngine:
 
     async def close(self) -> None:
         """Stop after the step that is running; consumers get EngineClosedError. Idempotent."""
-        if self._closed:
-            return
-        self._closed = True
-        self._wakeup.set()
-        await self._task
-        for consumer in self._consumers.values():
-            consumer.offer(EngineClosedError("generate"))
-        self._consumers.clear()
-        await self._loop.run_in_executor(self._executor, self._engine.close)
-        self._executor.shutdown()
+        if self._closing is None:
+            self._closing = self._loop.create_task(self._close())
+        # Shielded: a caller that is cancelled must not leave consumers waiting.
+        await asyncio.shield(self._closing)
 
     async def __aenter__(self) -> Self:
         return self
@@ -200,6 +203,17 @@ class AsyncLLMEngine:
         await self.close()
 
     # On the event loop
+
+    @property
+    def _closed(self) -> bool:
+        return self._closing is not None
+
+    async def _close(self) -> None:
+        self._wakeup.set()
+        await self._task
+        # Queued behind every add that was accepted before, so that no consumer comes after it.
+        await self._loop.run_in_executor(self._executor, self._end)
+        self._executor.shutdown()
 
     async def _call(self, function: Callable[..., T], *arguments: object) -> T:
         """Run in the engine's thread; afterwards there may be something to do."""
@@ -219,9 +233,9 @@ class AsyncLLMEngine:
             if not moved:
                 await self._wakeup.wait()
 
-    def _abandon(self, request_id: str, consumer: _Consumer) -> None:
+    def _abandon(self, consumer: _Consumer) -> None:
         if not self._closed and not consumer.is_served:
-            self._executor.submit(self._drop, request_id, consumer)
+            self._executor.submit(self._drop, consumer)
             self._wakeup.set()
 
     # In the engine's thread
@@ -235,22 +249,32 @@ class AsyncLLMEngine:
 
     def _add(self, consumer: _Consumer, prepare: Callable[[], PreparedRequest]) -> None:
         self._engine.require_ready()
-        prepared = prepare()
-        self._engine.add(prepared)
+        with self._engine.all_or_nothing():
+            prepared = prepare()
+            self._engine.add(prepared)
         consumer.stream = RequestStream(prepared, self._engine.parts.tokenizer)
         self._consumers[prepared.request.request_id] = consumer
 
     def _abort(self, request_id: str) -> None:
         self._deliver(self._engine.abort(request_id))
 
-    def _drop(self, request_id: str, consumer: _Consumer) -> None:
-        # Another call may hold the id: an add that was refused as a duplicate drops nothing.
+    def _drop(self, consumer: _Consumer) -> None:
+        if consumer.stream is None:
+            return  # The add was refused; another call may hold the id.
+        request_id = consumer.stream.request_id
         if self._consumers.get(request_id) is consumer:
             del self._consumers[request_id]
             self._engine.abort(request_id)
 
-    def _may_move(self) -> bool:
-        return self._engine.has_work and self._engine.stalled() is None
+    def _is_settling(self) -> bool:
+        if not self._engine.is_settling:
+            return False
+        self._engine.require_ready("pause")  # No step would come: raises why.
+        return True
+
+    def _end(self) -> None:
+        self._end_consumers(lambda: EngineClosedError("generate"))
+        self._engine.close()
 
     def _step(self) -> bool:
         """One step if one can be made; whether another may follow at once."""
@@ -292,10 +316,17 @@ class AsyncLLMEngine:
                 self._offer(consumer, consumer.stream.output())
 
     def _fail(self, error: Exception) -> None:
+        def failure() -> EngineError:
+            raised = EngineError(f"the engine failed: {error}")
+            raised.__cause__ = error
+            return raised
+
+        self._end_consumers(failure)
+
+    def _end_consumers(self, make_error: Callable[[], EngineError]) -> None:
+        """An error of its own to each: raising one changes it."""
         for consumer in self._consumers.values():
-            failure = EngineError(f"the engine failed: {error}")
-            failure.__cause__ = error
-            self._offer(consumer, failure)
+            self._offer(consumer, make_error())
         self._consumers.clear()
 
     def _offer(self, consumer: _Consumer, item: StreamItem) -> None:

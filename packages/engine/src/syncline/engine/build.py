@@ -14,6 +14,7 @@ from syncline.engine.env import read_environment
 from syncline.engine.errors import EngineConfigError
 from syncline.engine.intake import ModelLimits
 from syncline.engine.load import Checkpoint, load_checkpoint
+from syncline.engine.memory import check_kv_pool_fits, machine_memory
 from syncline.engine.models.config import read_eos_token_ids, read_model_config
 from syncline.engine.runner import ModelRunner, RunnerSettings
 from syncline.engine.tokenizer import Tokenizer
@@ -46,11 +47,10 @@ def build_parts(config: EngineConfig) -> EngineParts:
     model = read_model_config(config.model)
     checkpoint = Checkpoint(config.model)
     tokenizer = Tokenizer.from_directory(config.tokenizer or config.model)
-    settings = RunnerSettings.resolve(
-        config,
-        model,
-        true_vocab_size=resolve_true_vocab_size(config, tokenizer, model.vocab_size),
-    )
+    true_vocab_size = resolve_true_vocab_size(config, tokenizer, model.vocab_size)
+    eos_token_ids = read_eos_token_ids(config.model, true_vocab_size)
+    settings = RunnerSettings.resolve(config, model, true_vocab_size=true_vocab_size)
+    check_kv_pool_fits(config, model, settings.num_kv_blocks, settings.dtype, machine_memory())
     ledger = StorageLedger()
     arena = build_arena(config, ledger)
     registry = GraphRegistry(ledger)
@@ -66,7 +66,7 @@ def build_parts(config: EngineConfig) -> EngineParts:
         limits=ModelLimits(
             max_model_len=settings.max_model_len,
             true_vocab_size=settings.true_vocab_size,
-            eos_token_ids=read_eos_token_ids(config.model),
+            eos_token_ids=eos_token_ids,
         ),
         scheduler=Scheduler(
             scheduler_config(config, settings),
@@ -113,10 +113,9 @@ def build_arena(config: EngineConfig, ledger: StorageLedger) -> Arena:
 
 
 def resolve_true_vocab_size(config: EngineConfig, tokenizer: Tokenizer, num_rows: int) -> int:
-    """The ids that may be sampled: the tokenizer's, unless the configuration names more.
+    """The ids that may be sampled: exactly the tokenizer's. A configured number must be that one.
 
-    Fewer than the tokenizer has would forbid real tokens, more than the embedding has rows is no
-    model: both are refused.
+    Fewer would forbid real tokens, more would sample padding that stands for no text.
     """
     if tokenizer.num_ids > num_rows:
         raise EngineConfigError(
@@ -124,13 +123,10 @@ def resolve_true_vocab_size(config: EngineConfig, tokenizer: Tokenizer, num_rows
             f"the model has embedding rows for {num_rows}: they do not belong together",
             field="tokenizer",
         )
-    chosen = config.true_vocab_size
-    if chosen is None:
-        return tokenizer.num_ids
-    if not tokenizer.num_ids <= chosen <= num_rows:
+    if config.true_vocab_size not in (None, tokenizer.num_ids):
         raise EngineConfigError(
-            f"true_vocab_size must be between the tokenizer's {tokenizer.num_ids} ids and the "
-            f"model's {num_rows} embedding rows, got {chosen}",
+            f"true_vocab_size must be {tokenizer.num_ids}, the ids of the tokenizer in "
+            f"{tokenizer.path}, or left out; got {config.true_vocab_size}",
             field="true_vocab_size",
         )
-    return chosen
+    return tokenizer.num_ids

@@ -5,6 +5,7 @@ and is resolved where the checkpoint is read.
 """
 
 import difflib
+import os
 from dataclasses import dataclass, fields
 from typing import Any, Final, Literal, Self, get_args
 
@@ -48,7 +49,7 @@ class EngineConfig:
     num_kv_blocks        size of the KV pool; None = what kv_cache_memory_bytes holds.
     max_steps_in_flight  1 is synchronous; 2 plans a step before the last one's tokens are known.
     logprobs_mode        raw: before bias, penalties, temperature; processed: sampled from.
-    true_vocab_size      ids from here on are padding; None = what the tokenizer has.
+    true_vocab_size      ids from here on are padding: the tokenizer's number, which None takes.
     arena_moves          the poison arena moves memory on wake, to show who keeps addresses.
     unfinished_policy    what a weight update does to sequences that have not ended.
     """
@@ -121,7 +122,10 @@ class EngineConfig:
 
     @classmethod
     def from_kwargs(cls, **kwargs: Any) -> Self:  # Any: checked field by field in __post_init__
-        """Build from keywords; an unknown key is an error that names the nearest known one."""
+        """Build from keywords; an unknown key is an error that names the nearest known one.
+
+        A path object becomes its text.
+        """
         known = [field.name for field in fields(cls)]
         for key in kwargs:
             if key not in known:
@@ -133,4 +137,6 @@ class EngineConfig:
                 )
         if "model" not in kwargs:
             raise EngineConfigError("model is required", field="model")
-        return cls(**kwargs)
+        return cls(
+            **{k: os.fspath(v) if isinstance(v, os.PathLike) else v for k, v in kwargs.items()}
+        )

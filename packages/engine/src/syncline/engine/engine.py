@@ -4,12 +4,11 @@ Composes scheduler, runner, residency and updates, and decides only who may go w
 thread-safe: `AsyncLLMEngine` gives it a thread of its own.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from collections.abc import Sequence as SequenceABC
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final, Self
-
-from torch import Tensor
 
 from syncline.engine.assemble import LiveRequest, sample_of
 from syncline.engine.config import EngineConfig
@@ -21,7 +20,7 @@ from syncline.engine.runner.protocol import Runner
 from syncline.engine.sampling_params import SamplingParams
 from syncline.engine.step_loop import StepLoop
 from syncline.engine.tokenizer import Tokenizer
-from syncline.engine.updates import EngineGuard, WeightUpdates
+from syncline.engine.updates import EngineGuard, NamedTensors, WeightUpdates
 from syncline.graph_lifecycle import (
     DegradedMode,
     GraphError,
@@ -119,6 +118,11 @@ class LLMEngine:
         return self._scheduler.is_paused
 
     @property
+    def is_settling(self) -> bool:
+        """While paused by wait: whether something that has begun may still be unfinished."""
+        return self._loop.has_work and self._loop.stall is None
+
+    @property
     def weight_version(self) -> int:
         return self.updates.weight_version
 
@@ -160,7 +164,10 @@ class LLMEngine:
     def prepare(
         self, request_id: str, prompt: Prompt, params: SamplingParams, *, priority: int = 0
     ) -> PreparedRequest:
-        """Everything that can be refused about a request, refused; nothing is added."""
+        """Everything that can be refused about a request, refused; nothing is added.
+
+        Draws a seed when the parameters name none; see `all_or_nothing`.
+        """
         return self._intake.prepare(request_id, prompt, params, priority=priority)
 
     def add_request(
@@ -168,7 +175,8 @@ class LLMEngine:
     ) -> tuple[SequenceId, ...]:
         """One sequence per sample, queued."""
         self.require_ready()
-        return self.add(self.prepare(request_id, prompt, params, priority=priority))
+        with self.all_or_nothing():
+            return self.add(self.prepare(request_id, prompt, params, priority=priority))
 
     def add(self, prepared: PreparedRequest) -> tuple[SequenceId, ...]:
         self.require_ready()
@@ -186,6 +194,28 @@ class LLMEngine:
         )
         self._take_finished()  # A request that can never fit the pool has ended by now.
         return sequence_ids
+
+    def add_all(self, batch: Iterable[PreparedRequest]) -> None:
+        """All of them, or none when one is refused."""
+        added: list[str] = []
+        try:
+            for prepared in batch:
+                self.add(prepared)
+                added.append(prepared.request.request_id)
+        except BaseException:
+            for request_id in added:
+                self.abort(request_id)
+            raise
+
+    @contextmanager
+    def all_or_nothing(self) -> Iterator[None]:
+        """Give back the seeds drawn inside when the body raises: a refusal changes no answer."""
+        num_derived_seeds = self._intake.num_derived_seeds
+        try:
+            yield
+        except BaseException:
+            self._intake.num_derived_seeds = num_derived_seeds
+            raise
 
     def abort(self, request_id: str) -> list[Sample]:
         """End a request now; its samples not handed out yet, with the tokens they have.
@@ -237,10 +267,15 @@ class LLMEngine:
     # Pause, sleep, wake
 
     def pause(self, mode: PauseMode = "wait") -> None:
-        """abort ends all requests, wait lets running ones end, keep freezes them in place."""
+        """abort ends all requests, wait lets running ones end, keep freezes them in place.
+
+        wait is refused while requests are unfinished and no step can be made.
+        """
         self.require_open("pause")
         if self.is_paused:
             raise NotReadyError("pause", "the engine is paused already")
+        if mode == "wait" and self._loop.has_work:
+            self.require_ready("pause")
         self._scheduler.pause(mode)
         self._loop.stall = None
         self._take_finished()
@@ -282,12 +317,15 @@ class LLMEngine:
 
     def update_weights(
         self,
-        named_tensors: Iterable[tuple[str, Tensor]],
+        named_tensors: NamedTensors,
         version: int,
         *,
         mode: Mode = "direct",
     ) -> SyncReport:
-        """A whole update; unfinished sequences follow `config.unfinished_policy`."""
+        """A whole update from (name, tensor) pairs or a mapping.
+
+        Unfinished sequences follow `config.unfinished_policy`.
+        """
         return self.updates.apply(named_tensors, version, mode=mode)
 
     def close(self) -> None:
@@ -338,7 +376,9 @@ def _sleep_tags(level: int | None, tags: Iterable[Tag | str] | None) -> tuple[Ta
         if level is not None:
             raise ValueError("sleep takes a level or tags, not both")
         return _as_tags(tags)
-    chosen = SLEEP_LEVELS.get(1 if level is None else level)
-    if chosen is None:
-        raise ValueError(f"level must be 1 or 2, got {level}")
-    return chosen
+    if level is None:
+        level = 1
+    # Not by equality alone: True is 1 and 2.0 is 2 in Python.
+    if type(level) is not int or level not in SLEEP_LEVELS:
+        raise ValueError(f"level must be 1 or 2, got {level!r}")
+    return SLEEP_LEVELS[level]

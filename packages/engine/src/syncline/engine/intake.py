@@ -4,16 +4,20 @@ Pure but for the counter behind the seeds of requests that name none. Nothing is
 is prepared whole before its first request enters the engine, so a bad prompt leaves no trace.
 """
 
-from collections.abc import Callable
+import operator
+from collections.abc import Callable, Iterable, Mapping, Set, Sized
 from collections.abc import Sequence as SequenceABC
 from dataclasses import dataclass
+from typing import SupportsIndex
+
+from torch import Tensor
 
 from syncline.engine.errors import PromptError, PromptTooLongError, TokenIdError
 from syncline.engine.runner.protocol import PROMPT_LOGPROBS_COLUMN
 from syncline.engine.sampling.resolved import ResolvedSampling
 from syncline.engine.sampling_params import SamplingParams
 from syncline.engine.stop_strings import StopStringMatcher
-from syncline.engine.tokenizer import Tokenizer
+from syncline.engine.tokenizer import MAX_TEXT_SHOWN, Tokenizer
 from syncline.scheduler_core import Request, StopMatcher, StopRules
 
 Prompt = str | SequenceABC[int]
@@ -49,20 +53,23 @@ class PreparedRequest:
 class Intake:
     """Validates prompts and fixes what the parameters leave open."""
 
-    __slots__ = ("_limits", "_num_derived_seeds", "_seed", "_tokenizer")
+    __slots__ = ("_limits", "_seed", "_tokenizer", "num_derived_seeds")
 
     def __init__(self, tokenizer: Tokenizer, limits: ModelLimits, seed: int) -> None:
         self._tokenizer = tokenizer
         self._limits = limits
         self._seed = seed
-        self._num_derived_seeds = 0
+        # Set back by whoever refuses a call that drew some: see `LLMEngine.all_or_nothing`.
+        self.num_derived_seeds = 0
 
     def prepare(
         self, request_id: str, prompt: Prompt, params: SamplingParams, *, priority: int = 0
     ) -> PreparedRequest:
         """Raises PromptError, or ValueError for parameters that the model cannot honour."""
+        if not isinstance(params, SamplingParams):
+            raise ValueError(f"sampling_params must be SamplingParams, got {params!r}")
         text = prompt if isinstance(prompt, str) else None
-        token_ids = self._tokenizer.encode(prompt) if isinstance(prompt, str) else tuple(prompt)
+        token_ids = token_ids_of(prompt) if text is None else self._tokenizer.encode(text)
         self._check_prompt(token_ids)
         sampling = ResolvedSampling(
             params=params,
@@ -87,9 +94,6 @@ class Intake:
             raise PromptError("the prompt is empty: at least one token id is needed")
         limit = self._limits.true_vocab_size
         for position, token_id in enumerate(token_ids):
-            # bool is an int in Python, and would index the embedding table without a word.
-            if isinstance(token_id, bool) or not isinstance(token_id, int):
-                raise PromptError(f"prompt token ids must be integers, got {token_id!r}")
             if not 0 <= token_id < limit:
                 raise TokenIdError(token_id, position, limit)
         if len(token_ids) >= self._limits.max_model_len:
@@ -112,8 +116,52 @@ class Intake:
 
     def _derive_seed(self) -> int:
         """The next seed of this engine: as many requests have come, so far is the stream along."""
-        self._num_derived_seeds += 1
-        return split_mix(self._seed + self._num_derived_seeds * 0x9E3779B97F4A7C15)
+        self.num_derived_seeds += 1
+        return split_mix(self._seed + self.num_derived_seeds * 0x9E3779B97F4A7C15)
+
+
+def require_list(value: object, what: str) -> Iterable[object]:
+    """The value if its items, in order, can be prompts or token ids; PromptError otherwise.
+
+    Refused among what Python can iterate: bytes, which would pass for ids; sets, which have no
+    order; tensors, because an id in one is a tensor.
+    """
+    if isinstance(value, Mapping):
+        hint = " (take the text or the list of token ids out of it)"
+    elif isinstance(value, Tensor):
+        hint = " (its tolist() is one)"
+    elif isinstance(value, Iterable) and not isinstance(value, str | bytes | bytearray | Set):
+        return value
+    else:
+        hint = ""
+    raise PromptError(f"{what}, got {type(value).__name__}{hint}: {_shorten(repr(value))}")
+
+
+def token_ids_of(prompt: object) -> tuple[int, ...]:
+    """Integers of any kind, numpy's too, as ints; PromptError for what is no list of them."""
+    listed = require_list(prompt, "a prompt must be a text or a list of token ids")
+    return tuple(
+        item if type(item) is int else _token_id_of(item, position)
+        for position, item in enumerate(listed)
+    )
+
+
+def _token_id_of(item: object, position: int) -> int:
+    # bool is an int in Python, and would index the embedding table without a word; an array of one
+    # item passes for an integer.
+    if isinstance(item, SupportsIndex) and not isinstance(item, bool | Sized):
+        try:
+            return operator.index(item)
+        except TypeError:
+            pass  # numpy's bool: it has the method, which refuses.
+    raise PromptError(
+        f"prompt token ids must be integers, got {_shorten(repr(item))} "
+        f"({type(item).__name__}) at position {position}"
+    )
+
+
+def _shorten(text: str) -> str:
+    return text if len(text) <= MAX_TEXT_SHOWN else text[:MAX_TEXT_SHOWN] + "..."
 
 
 def split_mix(state: int) -> int:

@@ -5,6 +5,7 @@ both can be under way together. Adds no rule of its own but one: every sample as
 or an error names those that did not.
 """
 
+import os
 import time
 from collections import deque
 from collections.abc import Iterable
@@ -19,10 +20,11 @@ from syncline.engine.assemble import request_output_of
 from syncline.engine.build import build_parts
 from syncline.engine.config import EngineConfig
 from syncline.engine.engine import LLMEngine
-from syncline.engine.errors import EngineError, MissingResultsError, NotReadyError
-from syncline.engine.intake import PreparedRequest, Prompt
+from syncline.engine.errors import EngineError, MissingResultsError, NotReadyError, PromptError
+from syncline.engine.intake import PreparedRequest, Prompt, require_list, token_ids_of
 from syncline.engine.outputs import RequestOutput, Sample
 from syncline.engine.sampling_params import SamplingParams
+from syncline.engine.updates import NamedTensors
 from syncline.graph_lifecycle import SleepReport, Tag, WakeReport
 from syncline.scheduler_core import PauseMode, SchedulerStats
 from syncline.weight_sync import AbortReport, Manifest, Mode, Region, SyncReport
@@ -38,7 +40,11 @@ class LLM:
 
     __slots__ = ("_finished", "_num_requests", "engine")
 
-    def __init__(self, model: str, **config: Any) -> None:  # Any: EngineConfig checks each field
+    def __init__(
+        self,
+        model: str | os.PathLike[str],
+        **config: Any,  # EngineConfig checks each field
+    ) -> None:
         settings = EngineConfig.from_kwargs(model=model, **config)
         self._bind(LLMEngine(settings, build_parts(settings)))
 
@@ -65,17 +71,23 @@ class LLM:
         refuses the whole call before anything runs. MissingResultsError when a sample was lost.
         """
         self._require_running("generate")
-        batch = self._prepare(prompts, sampling_params)
+        batch = self._add(prompts, sampling_params)
         num_samples = sum(prepared.request.num_samples for prepared in batch)
-        with tqdm(
-            total=num_samples,
-            desc="generate",
-            unit="sample",
-            delay=PROGRESS_DELAY_S,
-            miniters=0,  # Steps in which nothing ends move it too: tokens are shown.
-            disable=not use_tqdm,
-        ) as progress:
-            return self._run(batch, progress)
+        try:
+            with tqdm(
+                total=num_samples,
+                desc="generate",
+                unit="sample",
+                delay=PROGRESS_DELAY_S,
+                miniters=0,  # Steps in which nothing ends move it too: tokens are shown.
+                disable=not use_tqdm,
+            ) as progress:
+                return self._run(batch, progress)
+        except BaseException:
+            # Ctrl-C, a failed step or a lost sample: nobody waits for the rest any more.
+            for prepared in batch:
+                self.engine.abort(prepared.request.request_id)
+            raise
 
     def score(self, token_ids: SequenceABC[int]) -> list[float]:
         """The logprob of each token but the first, given those before it, at temperature 1.
@@ -83,10 +95,11 @@ class LLM:
         Padded vocabulary rows are left out of the normaliser; nothing is filtered. Takes as many
         tokens as a prompt may have.
         """
-        if len(token_ids) < 2:
-            raise ValueError(f"score needs at least 2 token ids, got {len(token_ids)}")
+        ids = token_ids_of(token_ids)
+        if len(ids) < 2:
+            raise ValueError(f"score needs at least 2 token ids, got {len(ids)}")
         params = SamplingParams(max_tokens=1, temperature=0.0, prompt_logprobs=0)
-        (output,) = self.generate(token_ids, params, use_tqdm=False)
+        (output,) = self.generate(ids, params, use_tqdm=False)
         entries = output.prompt_logprobs
         if entries is None:
             raise EngineError(f"no logprobs came back: {output.outputs[0].finish_detail}")
@@ -98,9 +111,7 @@ class LLM:
     def submit(self, prompts: Prompts, sampling_params: Params | None = None) -> list[str]:
         """Queue prompts; their request ids, in input order. `poll` hands out what ends."""
         self.engine.require_ready("submit")
-        batch = self._prepare(prompts, sampling_params)
-        for prepared in batch:
-            self.engine.add(prepared)
+        batch = self._add(prompts, sampling_params)
         return [prepared.request.request_id for prepared in batch]
 
     def poll(self, timeout_s: float | None = None) -> list[Sample]:
@@ -151,12 +162,13 @@ class LLM:
         return self.engine.weight_version
 
     def pause(self, mode: PauseMode = "wait") -> None:
-        """abort, keep: at once. wait: steps until every request that has begun has ended.
+        """abort, keep: at once. wait: steps until every request that has begun has ended, and is
+        refused while no step can be made.
 
         What has ended is handed out by `poll`; the engine stays paused until `resume`.
         """
         self.engine.pause(mode)
-        while mode == "wait" and self.engine.has_work and self.engine.stalled() is None:
+        while mode == "wait" and self.engine.is_settling:
             self._finished.extend(self.engine.step())
 
     def resume(self) -> None:
@@ -174,7 +186,7 @@ class LLM:
 
     def update_weights(
         self,
-        named_tensors: Iterable[tuple[str, Tensor]],
+        named_tensors: NamedTensors,
         version: int,
         *,
         mode: Mode = "direct",
@@ -217,43 +229,41 @@ class LLM:
         if self.engine.is_paused:
             raise NotReadyError(action, "the engine is paused; call resume() first")
 
-    def _prepare(self, prompts: Prompts, sampling_params: Params | None) -> list[PreparedRequest]:
+    def _add(self, prompts: Prompts, sampling_params: Params | None) -> list[PreparedRequest]:
+        """All of them added, or none: a refused call takes no id, no seed and no place."""
         listed = _as_prompt_list(prompts)
         params = _as_params_list(sampling_params, len(listed))
-        prepared = []
-        for prompt, one in zip(listed, params, strict=True):
-            prepared.append(self.engine.prepare(f"llm-{self._num_requests}", prompt, one))
-            self._num_requests += 1
-        return prepared
+        with self.engine.all_or_nothing():
+            batch = [
+                self.engine.prepare(f"llm-{number}", prompt, one)
+                for number, (prompt, one) in enumerate(
+                    zip(listed, params, strict=True), self._num_requests
+                )
+            ]
+            self.engine.add_all(batch)
+        self._num_requests += len(batch)
+        return batch
 
     def _run(self, batch: list[PreparedRequest], progress: "tqdm[Any]") -> list[RequestOutput]:
         samples: dict[str, list[Sample]] = {p.request.request_id: [] for p in batch}
         num_left = sum(prepared.request.num_samples for prepared in batch)
         num_tokens_before = self.stats.num_accepted_tokens
-        try:
-            for prepared in batch:
-                self.engine.add(prepared)
-            while num_left > 0 and self.engine.has_work:
-                num_ended = 0
-                for sample in self.engine.step():
-                    if sample.request_id in samples:
-                        samples[sample.request_id].append(sample)
-                        num_ended += 1
-                    else:
-                        self._finished.append(sample)  # Of a `submit` that is under way.
-                num_left -= num_ended
-                if not progress.disable:
-                    num_tokens = self.stats.num_accepted_tokens - num_tokens_before
-                    progress.set_postfix(tokens=num_tokens, refresh=False)
-                    progress.update(num_ended)
-                if self.engine.stalled() is not None:
-                    break
-            self.engine.drain_if_done()
-        except BaseException:
-            # Ctrl-C or a failed step: nobody waits for the rest any more.
-            for request_id in samples:
-                self.engine.abort(request_id)
-            raise
+        while num_left > 0 and self.engine.has_work:
+            num_ended = 0
+            for sample in self.engine.step():
+                if sample.request_id in samples:
+                    samples[sample.request_id].append(sample)
+                    num_ended += 1
+                else:
+                    self._finished.append(sample)  # Of a `submit` that is under way.
+            num_left -= num_ended
+            if not progress.disable:
+                num_tokens = self.stats.num_accepted_tokens - num_tokens_before
+                progress.set_postfix(tokens=num_tokens, refresh=False)
+                progress.update(num_ended)
+            if self.engine.stalled() is not None:
+                break
+        self.engine.drain_if_done()
         return self._gather(batch, samples)
 
     def _gather(
@@ -268,26 +278,30 @@ class LLM:
                 if index not in found
             ]
         if missing:
-            for request_id in samples:
-                self.engine.abort(request_id)
             num_expected = sum(prepared.request.num_samples for prepared in batch)
             raise MissingResultsError(missing, num_expected, self.engine.stalled() or "")
         return [request_output_of(samples[prepared.request.request_id]) for prepared in batch]
 
 
 def _as_prompt_list(prompts: Prompts) -> list[Prompt]:
-    """A text or a list of ids is one prompt; anything else is a list of prompts."""
+    """A text or a list of ids is one prompt; anything else is a list of prompts.
+
+    What an item holds is checked where it is prepared.
+    """
     if isinstance(prompts, str):
         return [prompts]
-    listed = list(prompts)
-    if listed and all(isinstance(item, int) for item in listed):
-        return [[item for item in listed if isinstance(item, int)]]
-    many: list[Prompt] = []
-    for position, item in enumerate(listed):
-        if isinstance(item, int):
-            raise ValueError(f"prompts mixes token ids and prompts: item {position} is {item}")
-        many.append(item)
-    return many
+    listed: list[Any] = list(  # Any: a prompt or an id, or what is refused later
+        require_list(prompts, "prompts must be a text, a list of token ids or a list of either")
+    )
+    are_prompts = [isinstance(item, Iterable) for item in listed]
+    if all(are_prompts):
+        return listed
+    if not any(are_prompts):
+        return [listed]
+    position = are_prompts.index(False)
+    raise PromptError(
+        f"prompts mixes token ids and prompts: item {position} is {listed[position]!r}"
+    )
 
 
 def _as_params_list(params: Params | None, num_prompts: int) -> list[SamplingParams]:
@@ -295,6 +309,10 @@ def _as_params_list(params: Params | None, num_prompts: int) -> list[SamplingPar
         return [SamplingParams()] * num_prompts
     if isinstance(params, SamplingParams):
         return [params] * num_prompts
+    if not isinstance(params, SequenceABC):
+        raise ValueError(
+            f"sampling_params must be SamplingParams or a list of them, got {params!r}"
+        )
     if len(params) != num_prompts:
         raise ValueError(f"sampling_params has {len(params)} items for {num_prompts} prompts")
     return list(params)

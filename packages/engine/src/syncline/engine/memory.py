@@ -4,6 +4,7 @@ One block more than the scheduler knows is allocated: the last one is reserved f
 warm-up rows, which may write but whose content nobody reads for a request. Unit: bytes and blocks.
 """
 
+import os
 from dataclasses import dataclass
 
 import torch
@@ -50,6 +51,31 @@ def resolve_num_kv_blocks(config: EngineConfig, model: ModelConfig, dtype: torch
             field="kv_cache_memory_bytes",
         )
     return num_blocks
+
+
+def machine_memory() -> int:
+    """Bytes of main memory that this machine has, in use or not."""
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def check_kv_pool_fits(
+    config: EngineConfig,
+    model: ModelConfig,
+    num_blocks: int,
+    dtype: torch.dtype,
+    available_bytes: int,
+) -> None:
+    """EngineConfigError for a pool that no allocator could give, before anything is allocated."""
+    num_bytes = kv_bytes_per_block(model, config.block_size, dtype) * (num_blocks + 1)
+    if num_bytes <= available_bytes:
+        return
+    field = "kv_cache_memory_bytes" if config.num_kv_blocks is None else "num_kv_blocks"
+    value = config.kv_cache_memory_bytes if config.num_kv_blocks is None else num_blocks
+    raise EngineConfigError(
+        f"{field}={value} asks for a KV pool of {num_bytes} bytes, "
+        f"this machine has {available_bytes} bytes of memory",
+        field=field,
+    )
 
 
 def allocate_kv_pool(

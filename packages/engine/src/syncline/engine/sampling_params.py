@@ -4,13 +4,20 @@ Names and meanings are vLLM's. What depends on the model (end-of-sequence ids, t
 that names none) is fixed when the request is added, not here.
 """
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
 MAX_STOP_STRINGS: Final = 64
 SEED_LIMIT: Final = 2**64
+MAX_MIN_TOKENS: Final = 2**31 - 1
+# Logits are float32. Within these limits no parameter, nor any two of them together, turns a logit
+# of a working model into an infinity: bias times penalty stays below 1e36.
+MIN_TEMPERATURE: Final = 2.0**-126  # The smallest normal float32; 0 itself is greedy.
+MAX_TEMPERATURE: Final = 1e30
+MAX_ABS_LOGIT_BIAS: Final = 1e30
+MAX_REPETITION_PENALTY: Final = 1e6
+MIN_REPETITION_PENALTY: Final = 1e-6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,6 +28,10 @@ class SamplingParams:
     logprobs: None and 0 give the sampled token's logprob, which every output token has; k > 0
     adds the k likeliest tokens. prompt_logprobs: None gives nothing, 0 the prompt token's own,
     k > 0 adds the k likeliest. seed None: the engine derives one when the request is added.
+    stop None and stop_token_ids None mean none, as vLLM's defaults do.
+
+    A logprob is finite and never 0.0: of a token that nothing rivals it is `SURE_LOGPROB`, the
+    negative normal float64 nearest to zero (-2.2e-308).
     """
 
     n: int = 1
@@ -31,7 +42,7 @@ class SamplingParams:
     top_p: float = 1.0
     min_p: float = 0.0
     seed: int | None = None
-    stop: str | tuple[str, ...] | list[str] = ()
+    stop: str | tuple[str, ...] | list[str] | None = ()
     stop_token_ids: tuple[int, ...] | list[int] = ()
     include_stop_str_in_output: bool = False
     ignore_eos: bool = False
@@ -45,13 +56,17 @@ class SamplingParams:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "stop", _stop_strings(self.stop))
-        object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
+        object.__setattr__(self, "stop_token_ids", _stop_token_ids(self.stop_token_ids))
         if self.logit_bias is not None:
             object.__setattr__(self, "logit_bias", dict(self.logit_bias))
         self._check_counts()
         self._check_distribution()
         self._check_penalties()
         self._check_ids()
+        for field in ("ignore_eos", "include_stop_str_in_output"):
+            value = self.ignore_eos if field == "ignore_eos" else self.include_stop_str_in_output
+            if not isinstance(value, bool):
+                raise ValueError(f"{field} must be True or False, got {value!r}")
         if self.structured_outputs is not None:
             raise ValueError(
                 "structured_outputs is not supported: no grammar can constrain a token yet"
@@ -70,6 +85,8 @@ class SamplingParams:
         _require_int("n", self.n, 1)
         _require_int("max_tokens", self.max_tokens, 1)
         _require_int("min_tokens", self.min_tokens, 0)
+        if self.min_tokens > MAX_MIN_TOKENS:
+            raise ValueError(f"min_tokens must be at most {MAX_MIN_TOKENS}, got {self.min_tokens}")
         if self.min_tokens > self.max_tokens:
             raise ValueError(
                 f"min_tokens must be at most max_tokens={self.max_tokens}, got {self.min_tokens}"
@@ -85,7 +102,12 @@ class SamplingParams:
                 raise ValueError(f"seed must be below 2**64, got {self.seed}")
 
     def _check_distribution(self) -> None:
-        _require_range("temperature", self.temperature, 0.0, math.inf)
+        _require_range("temperature", self.temperature, 0.0, MAX_TEMPERATURE)
+        if 0.0 < self.temperature < MIN_TEMPERATURE:
+            raise ValueError(
+                f"temperature must be 0 or at least {MIN_TEMPERATURE}, got {self.temperature}; "
+                "temperature=0 is greedy"
+            )
         _require_range("top_p", self.top_p, 0.0, 1.0)
         if self.top_p == 0.0:
             raise ValueError("top_p must be in (0, 1], got 0.0; temperature=0 is greedy")
@@ -94,26 +116,33 @@ class SamplingParams:
     def _check_penalties(self) -> None:
         _require_range("presence_penalty", self.presence_penalty, -2.0, 2.0)
         _require_range("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
-        _require_range("repetition_penalty", self.repetition_penalty, 0.0, math.inf)
-        if self.repetition_penalty == 0.0:
-            raise ValueError("repetition_penalty must be positive, got 0.0")
+        _require_range(
+            "repetition_penalty",
+            self.repetition_penalty,
+            MIN_REPETITION_PENALTY,
+            MAX_REPETITION_PENALTY,
+        )
 
     def _check_ids(self) -> None:
         for token_id in self.stop_token_ids:
             _require_int("stop_token_ids", token_id, 0)
         for token_id, bias in (self.logit_bias or {}).items():
             _require_int("logit_bias key", token_id, 0)
-            _require_range(f"logit_bias[{token_id}]", bias, -math.inf, math.inf)
+            _require_range(f"logit_bias[{token_id}]", bias, -MAX_ABS_LOGIT_BIAS, MAX_ABS_LOGIT_BIAS)
 
 
-def _stop_strings(stop: str | tuple[str, ...] | list[str]) -> tuple[str, ...]:
-    strings = (stop,) if isinstance(stop, str) else tuple(stop)
+def _stop_strings(stop: str | tuple[str, ...] | list[str] | None) -> tuple[str, ...]:
+    strings = (stop,) if isinstance(stop, str) else tuple(() if stop is None else stop)
     if len(strings) > MAX_STOP_STRINGS:
         raise ValueError(f"stop takes at most {MAX_STOP_STRINGS} strings, got {len(strings)}")
     for string in strings:
         if not isinstance(string, str) or not string:
             raise ValueError(f"stop must hold non-empty strings, got {string!r}")
     return strings
+
+
+def _stop_token_ids(token_ids: tuple[int, ...] | list[int] | None) -> tuple[int, ...]:
+    return () if token_ids is None else tuple(token_ids)
 
 
 def _require_int(field: str, value: object, minimum: int) -> None:
@@ -125,8 +154,8 @@ def _require_int(field: str, value: object, minimum: int) -> None:
 
 
 def _require_range(field: str, value: float, low: float, high: float) -> None:
-    """low <= value <= high, and finite."""
+    """low <= value <= high; both are finite, so that neither NaN nor an infinity passes."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise ValueError(f"{field} must be a number, got {value!r}")
-    if not math.isfinite(value) or not low <= value <= high:
+    if not low <= value <= high:
         raise ValueError(f"{field} must be a finite number in [{low}, {high}], got {value}")

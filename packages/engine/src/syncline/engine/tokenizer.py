@@ -9,9 +9,10 @@ from pathlib import Path
 
 from tokenizers import Tokenizer as HFTokenizer
 
-from syncline.engine.errors import CheckpointError
+from syncline.engine.errors import CheckpointError, PromptError
 
 TOKENIZER_FILE = "tokenizer.json"
+MAX_TEXT_SHOWN = 80  # Characters of a text in an error.
 _REPLACEMENT = "\ufffd"  # What a decoder writes for bytes that are no whole character yet.
 
 
@@ -42,7 +43,15 @@ class Tokenizer:
         return cls(hf, directory)
 
     def encode(self, text: str) -> tuple[int, ...]:
-        return tuple(self._hf.encode(text).ids)
+        """PromptError for a text that the tokenizer has no ids for."""
+        try:
+            return tuple(self._hf.encode(text).ids)
+        except Exception as error:  # The library raises bare Exception.
+            shown = ascii(text if len(text) <= MAX_TEXT_SHOWN else text[:MAX_TEXT_SHOWN] + "...")
+            raise PromptError(
+                f"the prompt {shown} cannot be turned into token ids by this model's tokenizer: "
+                f"{error}"
+            ) from error
 
     def decode(self, token_ids: SequenceABC[int], *, skip_special_tokens: bool = True) -> str:
         return self._hf.decode(list(token_ids), skip_special_tokens=skip_special_tokens)

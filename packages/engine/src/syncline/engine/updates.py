@@ -6,7 +6,9 @@ at the first byte, and the version changes for all requests between two steps. T
 tensors: one open update at a time, driven by begin, put, commit or abort.
 """
 
-from collections.abc import Callable, Iterable
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Final
 
 from torch import Tensor
 
@@ -23,6 +25,11 @@ from syncline.weight_sync import (
     UpdateOptions,
     WriteGuard,
 )
+
+NamedTensors = Mapping[str, Tensor] | Iterable[tuple[str, Tensor]]
+
+# What can be looked through at once: it holds its tensors already, and gives them again.
+_HELD: Final[tuple[type, ...]] = (list, tuple, type({}.items()))
 
 
 class EngineGuard:
@@ -124,13 +131,16 @@ class WeightUpdates:
         self._update = None
         return report
 
-    def apply(
-        self, named_tensors: Iterable[tuple[str, Tensor]], version: int, *, mode: Mode
-    ) -> SyncReport:
-        """A whole update from one iterable; whatever fails, it is not left open."""
+    def apply(self, named_tensors: NamedTensors, version: int, *, mode: Mode) -> SyncReport:
+        """A whole update from one iterable or mapping; whatever fails, it is not left open.
+
+        Items that are no (name, tensor) pairs are refused before anything is written, unless an
+        iterator makes them on the way: then before the item itself is.
+        """
+        pairs = _pairs_of(named_tensors)
         self.begin(version, mode=mode)
         try:
-            for name, tensor in named_tensors:
+            for name, tensor in pairs:
                 self.put(name, tensor)
             return self.commit()
         except BaseException as error:
@@ -142,3 +152,29 @@ class WeightUpdates:
         if self._update is None:
             raise UpdateOrderError(f"{action}: no update is open; call begin first")
         return self._update
+
+
+def _pairs_of(named_tensors: object) -> Iterator[tuple[str, Tensor]]:
+    if isinstance(named_tensors, Mapping):
+        named_tensors = named_tensors.items()
+    if not isinstance(named_tensors, Iterable) or isinstance(named_tensors, Tensor):
+        raise ValueError(
+            "named_tensors must be a mapping or an iterable of (name, tensor) pairs, "
+            f"got {type(named_tensors).__name__}"
+        )
+    pairs = itertools.starmap(_pair_of, enumerate(named_tensors))
+    return iter(list(pairs)) if isinstance(named_tensors, _HELD) else pairs
+
+
+def _pair_of(position: int, item: object) -> tuple[str, Tensor]:
+    match item:
+        case (str() as name, Tensor() as tensor):
+            return name, tensor
+        case (name, tensor):
+            got = f"({type(name).__name__}, {type(tensor).__name__})"
+        case _:
+            got = type(item).__name__
+    raise ValueError(
+        f"named_tensors must hold (name, tensor) pairs, a str and a Tensor; item {position} "
+        f"is {got}"
+    )

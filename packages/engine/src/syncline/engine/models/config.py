@@ -3,11 +3,13 @@
 Reads what changes the arithmetic of the models we build, and refuses by name what it cannot honour:
 a feature that is read past in silence gives a model that is almost right. Keys that matter only to
 training or to other software are not looked at. Knows no tensor and no weight file.
+Where transformers reads one setting from two keys, both must say the same.
 Source: the keys and defaults of transformers 5.24, `configuration_qwen3.py`; both spellings of the
 rope settings (`rope_parameters`, and `rope_theta` with `rope_scaling` before transformers 5).
 """
 
 import json
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal, cast, get_args
@@ -19,6 +21,10 @@ SUPPORTED_ARCHITECTURES: Final = ("Qwen3ForCausalLM",)
 _DEFAULT_HEAD_DIM: Final = 128
 _DEFAULT_RMS_NORM_EPS: Final = 1e-6
 _DEFAULT_ROPE_THETA: Final = 10_000.0
+_DEFAULT_SLIDING_WINDOW: Final = 4096
+_DEFAULT_MAX_WINDOW_LAYERS: Final = 28
+_MODEL_TYPE: Final = "qwen3"
+_ROPE_KEYS: Final = frozenset({"rope_type", "type", "rope_theta", "partial_rotary_factor"})
 
 CheckpointDType = Literal["float32", "bfloat16", "float16"]
 Json = dict[str, object]
@@ -68,9 +74,14 @@ def read_model_config(directory: str | Path) -> ModelConfig:
     return _parse(_Fields(str(path), raw))
 
 
-def read_eos_token_ids(directory: str | Path) -> frozenset[int]:
-    """Ids that end a sequence: `generation_config.json`'s where it names any, else the model's."""
+def read_eos_token_ids(directory: str | Path, true_vocab_size: int | None = None) -> frozenset[int]:
+    """Ids that end a sequence: `generation_config.json`'s where it names any, else the model's.
+
+    CheckpointError for an id in either file that is none, or that lies beyond `true_vocab_size`
+    and could never end anything.
+    """
     path = Path(directory)
+    chosen: frozenset[int] | None = None
     for name in ("generation_config.json", "config.json"):
         raw = _read_json(path, name)
         value = None if raw is None else raw.get("eos_token_id")
@@ -81,8 +92,15 @@ def read_eos_token_ids(directory: str | Path) -> frozenset[int]:
             raise CheckpointError(
                 str(path), f"{name}: eos_token_id must be token ids, got {value!r}"
             )
-        return frozenset(cast("list[int]", ids))  # cast: each element was checked above
-    return frozenset()
+        named = frozenset(cast("list[int]", ids))  # cast: each element was checked above
+        if true_vocab_size is not None and max(named, default=0) >= true_vocab_size:
+            raise CheckpointError(
+                str(path),
+                f"{name}: eos_token_id names {max(named)}; "
+                f"the tokenizer's ids end at {true_vocab_size - 1}",
+            )
+        chosen = named if chosen is None else chosen
+    return frozenset() if chosen is None else chosen
 
 
 class _Fields:
@@ -109,7 +127,12 @@ class _Fields:
         return self.check_number(key, self.raw.get(key, default))
 
     def check_number(self, key: str, value: object) -> float:
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or value <= 0:
+        # Not `value <= 0`, which lets NaN through; JSON as Python reads it has NaN and Infinity.
+        if (
+            isinstance(value, bool)
+            or not isinstance(value, (int, float))
+            or not 0 < value <= sys.float_info.max
+        ):
             raise CheckpointError(
                 self.path, f"config.json: {key} must be a positive number, got {value!r}"
             )
@@ -177,13 +200,28 @@ def _architecture(fields: _Fields) -> str:
 
 def _refuse_unsupported(fields: _Fields, num_layers: int) -> None:
     raw = fields.raw
+    model_type = raw.get("model_type", _MODEL_TYPE)
+    if model_type != _MODEL_TYPE:
+        raise fields.unsupported(f"model_type {model_type!r}")
+    if not fields.flag("is_causal", True):
+        raise fields.unsupported("bidirectional attention (is_causal)")
+    if raw.get("per_layer_config"):
+        raise fields.unsupported("a configuration per layer (per_layer_config)")
     activation = raw.get("hidden_act", "silu")
     if activation != "silu":
         raise fields.unsupported(f"hidden_act {activation!r}")
     if raw.get("quantization_config") is not None:
         raise fields.unsupported("a quantised checkpoint (quantization_config)")
-    layer_types = raw.get("layer_types")
-    if isinstance(layer_types, list):
+    _refuse_sliding_layers(fields, num_layers)
+
+
+def _refuse_sliding_layers(fields: _Fields, num_layers: int) -> None:
+    layer_types = fields.raw.get("layer_types")
+    if layer_types is not None and not isinstance(layer_types, list):
+        raise CheckpointError(
+            fields.path, f"config.json: layer_types must be a list, got {layer_types!r}"
+        )
+    if layer_types is not None:
         other = sorted({str(kind) for kind in layer_types} - {"full_attention"})
         if other:
             raise fields.unsupported(f"layer type {', '.join(other)}")
@@ -198,24 +236,45 @@ def _refuse_unsupported(fields: _Fields, num_layers: int) -> None:
 
 def _has_sliding_layers(fields: _Fields, num_layers: int) -> bool:
     """Without layer_types, the layers from max_window_layers on are the sliding ones."""
-    if not fields.flag("use_sliding_window", False) or fields.raw.get("sliding_window") is None:
+    if not fields.flag("use_sliding_window", False):
         return False
-    return fields.integer("max_window_layers", num_layers) < num_layers
+    if fields.raw.get("sliding_window", _DEFAULT_SLIDING_WINDOW) is None:
+        return False
+    return fields.integer("max_window_layers", _DEFAULT_MAX_WINDOW_LAYERS) < num_layers
 
 
 def _rope_theta(fields: _Fields) -> float:
-    key = "rope_parameters"
-    settings = fields.raw.get(key)
-    if settings is None:
-        key = "rope_scaling"
-        settings = fields.raw.get(key)
-    if settings is None:
+    """The base of the default rope, the only one that is built.
+
+    transformers lets a `rope_scaling` replace `rope_parameters` whole, other software the other way
+    round: where both are there, both must come to the same rope.
+    """
+    if fields.raw.get("partial_rotary_factor") not in (None, 1.0):
+        raise fields.unsupported("partial_rotary_factor")
+    spellings = ("rope_parameters", "rope_scaling")
+    thetas = {
+        key: _theta_of(fields, key, fields.raw[key])
+        for key in spellings
+        if fields.raw.get(key) is not None
+    }
+    if not thetas:
         return fields.number("rope_theta", _DEFAULT_ROPE_THETA)
+    if len(set(thetas.values())) > 1:
+        raise fields.unsupported(
+            f"rope_scaling beside rope_parameters that says otherwise (rope_theta: {thetas})"
+        )
+    return next(iter(thetas.values()))
+
+
+def _theta_of(fields: _Fields, key: str, settings: object) -> float:
     if not isinstance(settings, dict):
         raise CheckpointError(fields.path, f"config.json: {key} must be an object")
     kind = settings.get("rope_type", settings.get("type", "default"))
     if kind != "default":
         raise fields.unsupported(f"rope scaling of type {kind!r} ({key})")
+    unknown = sorted(set(settings) - _ROPE_KEYS)
+    if unknown:  # One rope per layer type is nested under keys of its own.
+        raise fields.unsupported(f"{', '.join(unknown)} in {key}")
     if settings.get("partial_rotary_factor", 1.0) != 1.0:
         raise fields.unsupported(f"partial_rotary_factor ({key})")
     theta = settings.get("rope_theta", fields.raw.get("rope_theta", _DEFAULT_ROPE_THETA))

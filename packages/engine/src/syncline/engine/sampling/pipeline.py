@@ -20,6 +20,7 @@ from torch import Tensor
 
 from syncline.engine.sampling.batch import SamplingBatch, Sparse
 from syncline.engine.sampling.filters import NEG_INF, apply_filters
+from syncline.engine.sampling.logprobs import exact_logprobs, exact_top
 from syncline.engine.sampling.penalties import TokenHistory, apply_penalties
 from syncline.engine.sampling.philox import PURPOSE_SAMPLE, uniform
 
@@ -30,9 +31,9 @@ class SampledTokens:
     its token id is in range and means nothing."""
 
     token_ids_R: Tensor  # int64
-    logprobs_R: Tensor  # float32
+    logprobs_R: Tensor  # float64, at most SURE_LOGPROB: never 0.0
     top_token_ids_LK: Tensor | None  # rows of SamplingBatch.top_logprobs, likeliest first
-    top_logprobs_LK: Tensor | None  # -inf where fewer tokens are possible
+    top_logprobs_LK: Tensor | None  # float64 likewise; -inf where fewer tokens are possible
 
 
 class LogitsPipeline:
@@ -65,13 +66,15 @@ class LogitsPipeline:
         history       the tokens of `batch.penalties`' rows; needed if and only if it has any.
         uniform_R     the draws of exactly these rows and positions, when the caller has them.
         """
-        logits_RV = self._real_logits(logits_RP)
-        raw_logprobs_RV = logits_RV.log_softmax(dim=-1) if self._is_raw else None
-        logits_RV = self._shape(logits_RV, batch, positions_R, history)
+        raw_logits_RV = self._real_logits(logits_RP)
+        logits_RV = self._shape(raw_logits_RV, batch, positions_R, history)
         token_ids_R = self._choose(logits_RV, batch, positions_R, uniform_R)
-        logprobs_RV = logits_RV.log_softmax(dim=-1) if raw_logprobs_RV is None else raw_logprobs_RV
+        if self._is_raw:
+            logits_RV = raw_logits_RV
+        logprobs_RV = logits_RV.log_softmax(dim=-1)
         logprobs_R = logprobs_RV.gather(1, token_ids_R[:, None])[:, 0]
-        top_ids_LK, top_logprobs_LK = _top(logprobs_RV, batch)
+        logprobs_R = exact_logprobs(logits_RV, logprobs_R, token_ids_R)
+        top_ids_LK, top_logprobs_LK = _top(logits_RV, logprobs_RV, batch)
         return SampledTokens(
             token_ids_R=token_ids_R,
             logprobs_R=logprobs_R,
@@ -156,10 +159,14 @@ def _forbid(logits_RV: Tensor, forbidden: Sparse, positions_R: Tensor) -> None:
     logits_RV[index] = logits_RV[index].masked_fill(is_on_N, NEG_INF)
 
 
-def _top(logprobs_RV: Tensor, batch: SamplingBatch) -> tuple[Tensor | None, Tensor | None]:
+def _top(
+    logits_RV: Tensor, logprobs_RV: Tensor, batch: SamplingBatch
+) -> tuple[Tensor | None, Tensor | None]:
     if batch.top_logprobs is None:
         return None, None
-    return top_tokens(logprobs_RV[batch.top_logprobs.rows_L], max(batch.top_logprobs.counts))
+    rows_L = batch.top_logprobs.rows_L
+    ids_LK, values_LK = top_tokens(logprobs_RV[rows_L], max(batch.top_logprobs.counts))
+    return ids_LK, exact_top(logits_RV[rows_L], values_LK, ids_LK)
 
 
 def top_tokens(logprobs_LV: Tensor, count: int) -> tuple[Tensor, Tensor]:

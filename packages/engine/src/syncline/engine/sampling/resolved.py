@@ -33,6 +33,17 @@ class ResolvedSampling:
                 raise ValueError(
                     f"logit_bias names token id {token_id}; ids end at {self.true_vocab_size - 1}"
                 )
+        for token_id in self.params.stop_token_ids:
+            if token_id >= self.true_vocab_size:
+                raise ValueError(
+                    f"stop_token_ids names token id {token_id}, which can never be sampled; "
+                    f"ids end at {self.true_vocab_size - 1}"
+                )
+        if len(self.forbidden_token_ids) == self.true_vocab_size:
+            raise ValueError(
+                f"min_tokens={self.params.min_tokens} forbids all {self.true_vocab_size} ids: "
+                "stop_token_ids and the end-of-sequence ids cover the whole vocabulary"
+            )
         for field in ("logprobs", "prompt_logprobs"):
             count = self.params.logprobs if field == "logprobs" else self.params.prompt_logprobs
             if count is not None and count > self.true_vocab_size:

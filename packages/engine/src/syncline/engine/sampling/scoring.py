@@ -13,6 +13,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
+from syncline.engine.sampling.logprobs import exact_logprobs, exact_top
 from syncline.engine.sampling.pipeline import top_tokens
 
 MAX_LOGITS_ELEMENTS: Final = 1 << 24  # 64 MiB of float32; a few copies of it exist at a time.
@@ -20,11 +21,11 @@ MAX_LOGITS_ELEMENTS: Final = 1 << 24  # 64 MiB of float32; a few copies of it ex
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scores:
-    """Per position the given token's logprob and the likeliest tokens."""
+    """Per position the given token's logprob and the likeliest tokens; never a logprob of 0.0."""
 
-    logprobs_Q: Tensor
+    logprobs_Q: Tensor  # float64
     top_token_ids_QK: Tensor
-    top_logprobs_QK: Tensor
+    top_logprobs_QK: Tensor  # float64
 
 
 def score_tokens(
@@ -47,14 +48,15 @@ def score_tokens(
     ):
         logits_CV = compute_logits(hidden_CH)[:, :true_vocab_size].to(torch.float32)
         logprobs_CV = logits_CV.log_softmax(dim=-1)
-        logprobs.append(logprobs_CV.gather(1, ids_C[:, None])[:, 0])
+        logprobs_C = logprobs_CV.gather(1, ids_C[:, None])[:, 0]
+        logprobs.append(exact_logprobs(logits_CV, logprobs_C, ids_C))
         ids_CK, values_CK = (
             top_tokens(logprobs_CV, num_top)
             if num_top
             else (ids_C[:, None][:, :0], logprobs_CV[:, :0])
         )
         top_ids.append(ids_CK)
-        top_logprobs.append(values_CK)
+        top_logprobs.append(exact_top(logits_CV, values_CK, ids_CK))
     return Scores(
         logprobs_Q=torch.cat(logprobs),
         top_token_ids_QK=torch.cat(top_ids),
