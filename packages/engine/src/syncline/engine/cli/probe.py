@@ -44,22 +44,24 @@ def run_probe_command(
 def _print_report(report: CountReport, settings: EngineConfig) -> None:
     console = Console()
     counts, probe = report.counts, report.probe
-    table = Table("KV blocks", "budget", "clean", "broken", "drifted", "breaks", "foreign numbers")
-    for column in ("preemptions", "forced", "recomputed", "tokens/s"):
-        table.add_column(column)
-    table.add_row(
-        str(settings.num_kv_blocks),
-        str(settings.max_num_batched_tokens),
-        f"{counts.num_clean}/{probe.num_requests}",
-        str(counts.num_broken),
-        str(counts.num_drifted),
-        str(counts.num_breaks),
-        str(counts.num_foreign_numbers),
-        str(report.num_preemptions),
-        str(report.num_forced_preemptions),
-        str(report.num_recomputed_tokens),
-        f"{report.tokens_per_s:.0f}",
-    )
+    rows = {
+        f"KV blocks of {settings.block_size} tokens": str(settings.num_kv_blocks),
+        "token budget per step": str(settings.max_num_batched_tokens),
+        "clean requests": f"{counts.num_clean}/{probe.num_requests}",
+        "broken requests": str(counts.num_broken),
+        "drifted requests": str(counts.num_drifted),
+        "breaks": str(counts.num_breaks),
+        "foreign numbers": str(counts.num_foreign_numbers),
+        "preemptions": str(report.num_preemptions),
+        "of these forced": str(report.num_forced_preemptions),
+        "tokens recomputed": str(report.num_recomputed_tokens),
+        "tokens/s": f"{report.tokens_per_s:.0f}",
+    }
+    table = Table(show_header=False)
+    table.add_column()
+    table.add_column(justify="right")
+    for name, value in rows.items():
+        table.add_row(name, value)
     console.print(table)
     spoilt = [stream for stream in report.streams if not stream.is_clean]
     for stream in spoilt[:MAX_STREAMS_SHOWN]:
