@@ -8,7 +8,7 @@ import os
 
 from hypothesis import settings
 
-settings.register_profile("dev", max_examples=100)
+settings.register_profile("dev", max_examples=100, deadline=None)
 settings.register_profile("ci", max_examples=100, derandomize=True, deadline=None, database=None)
 settings.register_profile("nightly", max_examples=5_000, deadline=None)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci" if os.environ.get("CI") else "dev"))
