@@ -9,22 +9,12 @@ from collections.abc import Sequence as SequenceABC
 
 from syncline.kv_cache.block_pool import BlockPool
 from syncline.kv_cache.block_table import BlockTable, Lease
-from syncline.kv_cache.errors import (
-    BlockNotHeldError,
-    BlocksInUseError,
-    IntegrityError,
-    KVCacheError,
-    StaleMatchError,
-)
-from syncline.kv_cache.prefix_index import PrefixEntry, PrefixIndex
-from syncline.kv_cache.types import (
-    BlockId,
-    BlockKey,
-    CacheRoot,
-    KVCacheStats,
-    PrefixMatch,
-    Reservation,
-)
+from syncline.kv_cache.chains import describe, renew_root
+from syncline.kv_cache.errors import BlockNotHeldError, BlocksInUseError, KVCacheError
+from syncline.kv_cache.expectations import Expectations
+from syncline.kv_cache.matching import longest_match, verify
+from syncline.kv_cache.prefix_index import PrefixIndex
+from syncline.kv_cache.types import BlockId, CacheRoot, KVCacheStats, PrefixMatch, Reservation
 
 
 class KVCacheManager:
@@ -35,13 +25,13 @@ class KVCacheManager:
     """
 
     __slots__ = (
+        "_expectations",
         "_index",
         "_kv_epoch",
         "_kv_format",
         "_leases",
         "_num_evicted",
         "_num_published",
-        "_pending",
         "_pool",
         "block_size",
         "enable_prefix_caching",
@@ -65,7 +55,7 @@ class KVCacheManager:
         self._index = PrefixIndex() if index is None else index
         self._pool = BlockPool(num_blocks, self._forget_evicted)
         self._leases: set[Lease] = set()
-        self._pending: dict[BlockKey, int] = {}  # Keys being computed now -> by how many tables.
+        self._expectations = Expectations()
         self._num_evicted = 0
         self._num_published = 0
 
@@ -125,29 +115,11 @@ class KVCacheManager:
             raise KVCacheError("match needs an empty table; this one holds blocks")
         if not 0 <= max_tokens <= len(token_ids):
             raise ValueError(f"max_tokens must be in [0, {len(token_ids)}], got {max_tokens}")
-        self._renew_root(table)
-        size = self.block_size
+        renew_root(table, self._kv_epoch)
         # At most one block more than may be shared: the one that ends at max_tokens + 1.
-        num_described = min(max_tokens + 1, len(token_ids)) // size
-        self._describe(table, token_ids, num_described)
-        parent: PrefixEntry | CacheRoot = table.root
-        hits: list[BlockId] = []
-        for i in range(num_described):
-            entry = self._index.find(table.keys[i], table.chunks[i], parent)
-            if entry is None:
-                break
-            parent = entry
-            hits.append(entry.block_id)
-        if len(hits) * size > max_tokens:
-            source = hits.pop()
-            return PrefixMatch(block_ids=tuple(hits), num_tokens=max_tokens, copy_source=source)
-        return PrefixMatch(
-            block_ids=tuple(hits),
-            num_tokens=len(hits) * size,
-            next_block_pending=(
-                len(hits) < num_described and table.keys[len(hits)] in self._pending
-            ),
-        )
+        num_described = min(max_tokens + 1, len(token_ids)) // self.block_size
+        describe(table, token_ids, num_described, self._index.key_of)
+        return longest_match(self._index, self._expectations, table, num_described, max_tokens)
 
     def reserve(
         self, table: BlockTable, up_to_position: int, match: PrefixMatch | None = None
@@ -162,7 +134,7 @@ class KVCacheManager:
         num_needed = -(-up_to_position // self.block_size)
         if match is None or not match.num_tokens:
             if not table.block_ids:
-                self._renew_root(table)
+                renew_root(table, self._kv_epoch)
             new = self._pool.allocate(max(0, num_needed - len(table.block_ids)))
             if new is None:
                 return None
@@ -186,10 +158,8 @@ class KVCacheManager:
         if not self._is_publishable(table):
             return
         num_full = min(up_to_position, len(token_ids)) // self.block_size
-        self._describe(table, token_ids, num_full)
-        for i in range(max(table.num_expected, table.num_published), num_full):
-            self._pending[table.keys[i]] = self._pending.get(table.keys[i], 0) + 1
-        table.num_expected = max(table.num_expected, table.num_published, num_full)
+        describe(table, token_ids, num_full, self._index.key_of)
+        self._expectations.expect(table, num_full)
 
     def publish(
         self,
@@ -214,10 +184,10 @@ class KVCacheManager:
             return 0
         if not self._is_publishable(table):
             return 0
-        self._describe(table, token_ids, num_full)
+        describe(table, token_ids, num_full, self._index.key_of)
         num_listed = 0
         for i in range(table.num_published, num_full):
-            self._unexpect(table, i)
+            self._expectations.settle(table, i)
             if table.parent is None:
                 continue
             block_id = table.block_ids[i]
@@ -237,8 +207,7 @@ class KVCacheManager:
 
     def release(self, table: BlockTable) -> None:
         """Give up every block and expectation of the table; no effect on an empty one."""
-        for i in range(table.num_published, table.num_expected):
-            self._unexpect(table, i)
+        self._expectations.drop(table)
         self._pool.free(reversed(table.block_ids))
         table.block_ids.clear()
         table.num_published = 0
@@ -289,22 +258,16 @@ class KVCacheManager:
 
         tables: every table that holds blocks. Linear in the number of blocks.
         """
+        tables = list(tables)
         holders = [0] * self.num_blocks
-        pending: dict[BlockKey, int] = {}
         for table in tables:
             for block_id in table.block_ids:
                 holders[block_id] += 1
-            for key in table.keys[table.num_published : table.num_expected]:
-                pending[key] = pending.get(key, 0) + 1
         for lease in self._leases:
             for block_id in lease.block_ids:
                 holders[block_id] += 1
         self._pool.check(holders, self._index.block_ids)
-        if pending != self._pending:
-            raise IntegrityError(
-                f"{len(self._pending)} keys are marked as being computed, but tables expect "
-                f"{len(pending)}"
-            )
+        self._expectations.check(tables)
 
     def _reserve_with_match(
         self, table: BlockTable, num_needed: int, match: PrefixMatch
@@ -316,7 +279,7 @@ class KVCacheManager:
                 f"up_to_position must exceed the match's {match.num_tokens} tokens: "
                 f"at least one is computed anew"
             )
-        last_entry = self._verify(table, match)
+        last_entry = verify(self._index, table, match)
         pool = self._pool
         num_new = max(0, num_needed - len(match.block_ids))
         if match.copy_source is not None:
@@ -337,59 +300,10 @@ class KVCacheManager:
             copies = ((match.copy_source, new[0]),)
         return Reservation(new_block_ids=tuple(new), copies=copies)
 
-    def _verify(self, table: BlockTable, match: PrefixMatch) -> PrefixEntry | CacheRoot:
-        """The entry of the last shared block, after checking that the match is still true."""
-        wanted = list(match.block_ids)
-        if match.copy_source is not None:
-            wanted.append(match.copy_source)
-        entry: PrefixEntry | CacheRoot = table.root
-        shared = entry
-        for i, block_id in enumerate(wanted):
-            if i >= len(table.keys):
-                raise StaleMatchError(block_id)
-            found = self._index.find(table.keys[i], table.chunks[i], entry)
-            if found is None or found.block_id != block_id:
-                raise StaleMatchError(block_id)
-            entry = found
-            if i < len(match.block_ids):
-                shared = found
-        return shared
-
-    def _describe(self, table: BlockTable, token_ids: SequenceABC[int], num_full: int) -> None:
-        """Hash full blocks up to `num_full`, each once in the table's life."""
-        size = self.block_size
-        key_of = self._index.key_of
-        for i in range(len(table.keys), num_full):
-            chunk = tuple(token_ids[i * size : (i + 1) * size])
-            parent_key = table.keys[-1] if table.keys else table.root.key()
-            table.chunks.append(chunk)
-            table.keys.append(key_of(parent_key, chunk))
-
-    def _renew_root(self, table: BlockTable) -> None:
-        """Move an empty table that began in an older epoch to the current one."""
-        if table.root.kv_epoch != self._kv_epoch:
-            table.root = CacheRoot(
-                salt=table.root.salt,
-                adapter_id=table.root.adapter_id,
-                kv_format=table.root.kv_format,
-                kv_epoch=self._kv_epoch,
-            )
-            table.keys.clear()
-            table.chunks.clear()
-            table.parent = table.root
-
     def _is_publishable(self, table: BlockTable) -> bool:
         return (
             self.enable_prefix_caching and table.cacheable and table.root.kv_epoch == self._kv_epoch
         )
-
-    def _unexpect(self, table: BlockTable, index: int) -> None:
-        if index >= table.num_expected:
-            return
-        key = table.keys[index]
-        self._pending[key] -= 1
-        if not self._pending[key]:
-            del self._pending[key]
 
     def _forget_evicted(self, block_id: BlockId) -> None:
         self._index.forget(block_id)

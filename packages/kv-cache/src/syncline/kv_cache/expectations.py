@@ -1,0 +1,59 @@
+"""Which blocks are being computed now, by key: others with the same content may wait for them.
+
+A table expects its full blocks [num_published, num_expected), one count per block and table.
+"""
+
+from collections.abc import Iterable
+
+from syncline.kv_cache.block_table import BlockTable
+from syncline.kv_cache.errors import IntegrityError
+from syncline.kv_cache.types import BlockKey
+
+
+class Expectations:
+    """The keys being computed, each with the number of tables that compute it."""
+
+    __slots__ = ("_num_tables",)
+
+    def __init__(self) -> None:
+        self._num_tables: dict[BlockKey, int] = {}
+
+    def __contains__(self, key: BlockKey) -> bool:
+        return key in self._num_tables
+
+    def __len__(self) -> int:
+        return len(self._num_tables)
+
+    def expect(self, table: BlockTable, num_full: int) -> None:
+        """A step computes the table's full blocks up to here, which have keys already."""
+        for i in range(max(table.num_expected, table.num_published), num_full):
+            key = table.keys[i]
+            self._num_tables[key] = self._num_tables.get(key, 0) + 1
+        table.num_expected = max(table.num_expected, table.num_published, num_full)
+
+    def settle(self, table: BlockTable, index: int) -> None:
+        """The table no longer computes this block; no effect if it was not expected to."""
+        if index >= table.num_expected:
+            return
+        key = table.keys[index]
+        self._num_tables[key] -= 1
+        if not self._num_tables[key]:
+            del self._num_tables[key]
+
+    def drop(self, table: BlockTable) -> None:
+        """The table computes nothing any more."""
+        for i in range(table.num_published, table.num_expected):
+            self.settle(table, i)
+        table.num_expected = table.num_published
+
+    def check(self, tables: Iterable[BlockTable]) -> None:
+        """Raise IntegrityError unless the counts are those of these tables, all there are."""
+        expected: dict[BlockKey, int] = {}
+        for table in tables:
+            for key in table.keys[table.num_published : table.num_expected]:
+                expected[key] = expected.get(key, 0) + 1
+        if expected != self._num_tables:
+            raise IntegrityError(
+                f"{len(self._num_tables)} keys are marked as being computed, but tables expect "
+                f"{len(expected)}"
+            )
