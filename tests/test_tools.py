@@ -53,3 +53,83 @@ def test_imports_of_the_packages_match_what_they_declare() -> None:
         check=False,
     )
     assert done.returncode == 0, done.stdout
+
+
+TOY_SOURCE = """
+def half(number):
+    if number < 0:
+        raise ValueError(number)
+    return number // 2
+"""
+TOY_TEST = """
+import pytest
+from syncline.toy import half
+
+@pytest.mark.parametrize("number", [4, 6])
+def test_half(number):
+    assert half(number) == number / 2
+
+def test_nothing():
+    assert half(2)
+
+def test_never():
+    assert half(2) == 5
+"""
+TOY_MUTANTS = [
+    ("seen", "// 2", "// 3", "test_half"),
+    ("not seen", "< 0", "< -1", "test_half"),
+    ("seen by too weak a test", "// 2", "// 1", "test_nothing"),
+    ("not there", "number // 4", "number", "test_half"),
+    ("there twice", "number)", "0)", "test_half"),
+    ("not Python", "// 2", "// (", "test_half"),
+    ("only spaces", "// 2", "//  2", "test_half"),
+    ("not importable", "def half", "import no_such_module\\n\\ndef half", "test_half"),
+    ("a wrong name", "number // 2", "numbr // 2", "test_half"),
+    ("no such test", "// 2", "// 3", "test_other"),
+    ("a test that never passes", "// 2", "// 3", "test_never"),
+]
+
+
+def _mutants(*arguments: str) -> "subprocess.CompletedProcess[str]":
+    command = [sys.executable, str(TOOLS / "mutants.py"), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def test_the_mutant_command_tells_what_is_killed_from_what_is_not(tmp_path: Path) -> None:
+    package = tmp_path / "packages" / "toy"
+    (package / "src" / "syncline" / "toy").mkdir(parents=True)
+    (package / "tests").mkdir()
+    source = package / "src" / "syncline" / "toy" / "__init__.py"
+    source.write_text(TOY_SOURCE, "utf-8")
+    (package / "tests" / "test_toy.py").write_text(TOY_TEST, "utf-8")
+    entries = [
+        f'[[mutant]]\nname = "{name}"\nfile = "__init__.py"\nold = "{old}"\nnew = "{new}"\n'
+        f'killed_by = "test_toy.py::{test}"\n'
+        for name, old, new, test in TOY_MUTANTS
+    ]
+    (package / "tests" / "mutants.toml").write_text("\n".join(entries), "utf-8")
+    done = _mutants("--root", str(tmp_path))
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert done.stdout.splitlines()[-len(TOY_MUTANTS) :] == [
+        "1 killed, 10 not, 0 not tried",
+        "  not there: stale: its text occurs 0 times in __init__.py",
+        "  there twice: stale: its text occurs 2 times in __init__.py",
+        "  not Python: bad: does not compile: '(' was never closed",
+        "  only spaces: bad: changes nothing",
+        "  no such test: stale: no test test_toy.py::test_other",
+        "  not seen: survived: its test passes",
+        "  seen by too weak a test: survived: its test passes",
+        "  not importable: bad: cannot be imported: "
+        "ModuleNotFoundError: No module named 'no_such_module'",
+        "  a wrong name: bad: its test fails by NameError",
+        "  a test that never passes: stale: its test does not pass without it",
+    ]
+    assert source.read_text("utf-8") == TOY_SOURCE
+    assert _mutants("--root", str(tmp_path), "seen", "--list").stdout.count("\n") == 3
+    assert _mutants("--root", str(tmp_path), "unheard of").returncode == 2
+
+
+def test_every_mutant_of_the_packages_still_applies() -> None:
+    done = _mutants("--check")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert len(_mutants("--list").stdout.splitlines()) >= 10
