@@ -9,6 +9,7 @@ from syncline.scheduler_core.errors import (
     StepsInFlightError,
     StopMatcherError,
 )
+from syncline.scheduler_core.metrics import SchedulerMetrics
 from syncline.scheduler_core.plan import (
     ColumnSpan,
     PrefillChunk,
@@ -20,6 +21,7 @@ from syncline.scheduler_core.plan import (
 from syncline.scheduler_core.request import Request, StopMatch, StopMatcher, StopRules
 from syncline.scheduler_core.scheduler import Scheduler
 from syncline.scheduler_core.sequence import Sequence
+from syncline.scheduler_core.timings import RequestTimings, SequenceSummary
 from syncline.scheduler_core.types import (
     FinishReason,
     IdleCause,
@@ -37,6 +39,7 @@ __all__ = [
     "PauseMode",
     "PrefillChunk",
     "Request",
+    "RequestTimings",
     "ResultError",
     "RowError",
     "RowId",
@@ -44,9 +47,11 @@ __all__ = [
     "Scheduler",
     "SchedulerConfig",
     "SchedulerError",
+    "SchedulerMetrics",
     "SchedulerStats",
     "Sequence",
     "SequenceId",
+    "SequenceSummary",
     "StateError",
     "StepOrderError",
     "StepPlan",

@@ -102,12 +102,14 @@ class Applier:
     def __init__(self, life: Lifecycle) -> None:
         self._life = life
 
-    def apply(self, result: StepResult) -> None:
+    def apply(self, result: StepResult, now_s: float | None) -> None:
         """Raises StepOrderError or ResultError with nothing changed."""
         pending = self._life.pending
         step = pending.oldest(result.step_id)
         check_result(step, result)
         receivers = self._column_receivers(step, result)
+        self._life.clock.enter(now_s)
+        without_token = [] if now_s is None else step.without_token
         self._end_failed(step, result)
         if step.chunks:
             self._advance_prefills(step)
@@ -116,6 +118,9 @@ class Applier:
             self._append_one_each(step, result)
         else:
             self._append_counted(step, result)
+        for sequence in without_token:
+            if sequence.output_token_ids:
+                sequence.first_token_s = now_s
         for sequence in step.finals:
             if sequence.row is not None:
                 sequence.note_first_sample()

@@ -35,9 +35,10 @@ class Control:
         """Nothing at all may be planned."""
         return self._pause_mode in ("abort", "keep")
 
-    def pause(self, mode: PauseMode) -> None:
+    def pause(self, mode: PauseMode, now_s: float | None) -> None:
         if mode not in ("abort", "wait", "keep"):
             raise ValueError(f"mode must be 'abort', 'wait' or 'keep', got {mode!r}")
+        self._life.clock.enter(now_s)
         self._pause_mode = mode
         if mode == "abort":
             self.abort_all("aborted by pause")
@@ -85,10 +86,13 @@ class Control:
         self._undecided = True
         return self._kv.bump_epoch()
 
-    def set_weight_version(self, version: int, policy: UnfinishedPolicy) -> None:
+    def set_weight_version(
+        self, version: int, policy: UnfinishedPolicy, now_s: float | None
+    ) -> None:
         self.require_idle_device("set the weight version")
         if policy not in ("recompute", "abort", "keep_kv"):
             raise ValueError(f"policy must be 'recompute', 'abort' or 'keep_kv', got {policy!r}")
+        self._life.clock.enter(now_s)
         # Whatever was computed since the last bump is of the old weights.
         self._kv.bump_epoch()
         self._undecided = False
@@ -123,11 +127,12 @@ class Control:
             self._undecided = False
             self._life.preempt_all()
 
-    def resize_pool(self, num_blocks: int) -> None:
+    def resize_pool(self, num_blocks: int, now_s: float | None) -> None:
         """Every sequence loses its blocks; limits follow the new size."""
         self.require_idle_device("resize the pool")
         if num_blocks < 1:
             raise ValueError(f"num_blocks must be at least 1, got {num_blocks}")
+        self._life.clock.enter(now_s)
         self._life.preempt_all()
         self._kv.resize(num_blocks)
         for sequence in list(self._life.sequences.values()):

@@ -15,6 +15,7 @@ from syncline.scheduler_core.pending import PendingSteps
 from syncline.scheduler_core.preemption import choose_victim
 from syncline.scheduler_core.rows import RowPool
 from syncline.scheduler_core.sequence import Sequence
+from syncline.scheduler_core.timings import Clock
 from syncline.scheduler_core.types import Counters, FinishReason, RowId, SequenceId
 from syncline.scheduler_core.waiting import WaitingLine
 
@@ -33,6 +34,7 @@ class Lifecycle:
     """All unfinished sequences by place, and those that ended and have not been taken yet."""
 
     __slots__ = (
+        "clock",
         "counters",
         "decoding",
         "draining",
@@ -49,6 +51,7 @@ class Lifecycle:
 
     def __init__(self, kv: KVCacheManager, num_rows: int) -> None:
         self.kv = kv
+        self.clock = Clock()
         self.counters = Counters()
         self.pending = PendingSteps()
         self.rows = RowPool(num_rows)
@@ -69,6 +72,8 @@ class Lifecycle:
 
     def admit(self, sequence: Sequence, row: RowId, num_cached_tokens: int) -> None:
         """waiting -> prefilling. The caller has taken it out of the line and filled its table."""
+        if not sequence.num_preemptions:
+            sequence.note_first_admission(num_cached_tokens, self.clock.now_s)
         sequence.begin_prefill(row, num_cached_tokens)
         self.running[sequence.seq_id] = sequence
         self.prefilling[sequence.seq_id] = sequence
@@ -134,6 +139,7 @@ class Lifecycle:
         sequence.finish_reason = reason
         sequence.finish_detail = detail
         sequence.stop_reason = stop_reason
+        sequence.finished_s = self.clock.now_s
         del self.sequences[sequence.seq_id]
         group = self.groups[sequence.request_id]
         del group.sequences[sequence.seq_id]

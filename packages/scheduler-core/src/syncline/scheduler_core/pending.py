@@ -66,6 +66,11 @@ class StepInFlight:
         return [*self.batch.sequences, *self.finals] if self.finals else self.batch.sequences
 
     @property
+    def without_token(self) -> list[Sequence]:
+        """Sequences whose first token may be in this step: it always comes from a final chunk."""
+        return [sequence for sequence in self.finals if not sequence.output_token_ids]
+
+    @property
     def cursors(self) -> list[Cursor]:
         """Of the yielding rows, in the order of the result."""
         if not self.finals:

@@ -80,10 +80,14 @@ class ColumnSpan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowError:
-    """The row could not be computed; its sequence ends with this message."""
+    """The row could not be computed; its sequence ends with this message, which says why."""
 
     row: RowId
     message: str
+
+    def __post_init__(self) -> None:
+        if not self.message:
+            raise ValueError(f"message of row {self.row} must say what failed, got ''")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

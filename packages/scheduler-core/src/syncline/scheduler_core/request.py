@@ -3,6 +3,7 @@
 Knows nothing of sampling parameters, text or weights: stop strings come as a `StopMatcher`.
 """
 
+import math
 from collections.abc import Callable
 from collections.abc import Sequence as SequenceABC
 from dataclasses import dataclass
@@ -70,6 +71,7 @@ class Request:
     use_prefix_cache          False: neither reads nor fills the prefix cache
     required_prompt_columns   columns needed at every prompt position: the prompt is then computed
                               in full once, whatever is cached
+    arrival_s                 when it came, by the caller's clock; None: not known
     make_stop_matcher         called once per sample
     """
 
@@ -80,7 +82,7 @@ class Request:
     priority: int = 0
     cache_salt: str = ""
     adapter_id: str = ""
-    arrival_s: float = 0.0
+    arrival_s: float | None = None
     use_prefix_cache: bool = True
     required_prompt_columns: frozenset[str] = frozenset()
     make_stop_matcher: Callable[[], StopMatcher] | None = None
@@ -97,4 +99,8 @@ class Request:
             raise ValueError(
                 f"num_samples of request {self.request_id!r} must be at least 1, "
                 f"got {self.num_samples}"
+            )
+        if self.arrival_s is not None and not math.isfinite(self.arrival_s):
+            raise ValueError(
+                f"arrival_s of request {self.request_id!r} must be finite, got {self.arrival_s}"
             )

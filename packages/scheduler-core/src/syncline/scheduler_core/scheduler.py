@@ -10,6 +10,7 @@ from syncline.scheduler_core.config import SchedulerConfig
 from syncline.scheduler_core.control import Control
 from syncline.scheduler_core.integrity import check_integrity
 from syncline.scheduler_core.lifecycle import Lifecycle
+from syncline.scheduler_core.metrics import SchedulerMetrics
 from syncline.scheduler_core.plan import StepPlan, StepResult
 from syncline.scheduler_core.planning import Planner
 from syncline.scheduler_core.request import Request
@@ -103,6 +104,22 @@ class Scheduler:
     def stats(self) -> SchedulerStats:
         return self._life.counters.snapshot()
 
+    def metrics(self) -> SchedulerMetrics:
+        """Counters and gauges as they stand now."""
+        return SchedulerMetrics(
+            stats=self.stats,
+            kv=self._kv.stats,
+            num_running=self.num_running,
+            num_waiting=self.num_waiting,
+            num_parked=0,
+            num_steps_in_flight=self.steps_in_flight,
+            kv_epoch=self._kv.kv_epoch,
+            weight_version=self.weight_version,
+            is_paused=self.is_paused,
+            idle_cause=self._idle_cause,
+            waiting_cause=self.waiting_cause,
+        )
+
     def add(self, request: Request) -> tuple[SequenceId, ...]:
         """Queue every sample of the request; returns their ids in order of sample index.
 
@@ -138,20 +155,23 @@ class Scheduler:
             self._control.set_limit(sequence)
             sequences.append(sequence)
         self._next_seq_id += request.num_samples
+        self._life.clock.arrive(request.arrival_s)
         self._life.add(request.request_id, sequences)
         for sequence in sequences:
             self._control.end_if_unfit(sequence)
         return tuple(sequence.seq_id for sequence in sequences)
 
-    def plan(self, *, window: int = 1) -> StepPlan | None:
+    def plan(self, *, window: int = 1, now_s: float | None = None) -> StepPlan | None:
         """The next step to launch, or None: `idle_cause` then says why.
 
         Up to `window` tokens per decode row are planned at once. Plans are to be executed in the
-        order in which they were made.
+        order in which they were made. `now_s`: see `RequestTimings`.
         """
         if window < 1:
             raise ValueError(f"window must be at least 1, got {window}")
         life = self._life
+        life.clock.check(now_s)
+        life.clock.enter(now_s)
         if len(life.pending) >= self._config.max_steps_in_flight:
             self._idle_cause = IdleCause.WAITING_FOR_RESULTS
             return None
@@ -165,13 +185,14 @@ class Scheduler:
         self._idle_cause = None if plan is not None else self._why_idle()
         return plan
 
-    def apply(self, result: StepResult) -> None:
+    def apply(self, result: StepResult, *, now_s: float | None = None) -> None:
         """Take the result of the oldest step in flight.
 
         Raises StepOrderError for any other step and ResultError for a result that does not fit
         its plan; either leaves everything unchanged.
         """
-        self._applier.apply(result)
+        self._life.clock.check(now_s)
+        self._applier.apply(result, now_s)
 
     def take_finished(self) -> list[Sequence]:
         """Every sequence that has ended since the last call, in order of ending."""
@@ -179,11 +200,13 @@ class Scheduler:
         self._life.finished = []
         return finished
 
-    def abort(self, request_id: str) -> int:
+    def abort(self, request_id: str, *, now_s: float | None = None) -> int:
         """End every unfinished sample of the request, keeping its tokens; returns how many.
 
         0 for an id that is unknown or has ended: aborting twice is no error.
         """
+        self._life.clock.check(now_s)
+        self._life.clock.enter(now_s)
         group = self._life.groups.get(request_id)
         if group is None:
             return 0
@@ -192,14 +215,18 @@ class Scheduler:
             self._life.end(sequence, FinishReason.ABORT, "aborted")
         return len(sequences)
 
-    def abort_all(self) -> int:
-        return self._control.abort_all("aborted")
+    def abort_all(self, *, now_s: float | None = None) -> int:
+        """As `abort`, for every unfinished request."""
+        self._life.clock.check(now_s)
+        self._life.clock.enter(now_s)
+        return self._control.abort_all("aborted with all others")
 
-    def pause(self, mode: PauseMode) -> None:
+    def pause(self, mode: PauseMode, *, now_s: float | None = None) -> None:
         """Stop planning: after ending everything (abort), after finishing every request that has
         begun (wait), or at once with all KV kept (keep). Requests may still be added.
         """
-        self._control.pause(mode)
+        self._life.clock.check(now_s)
+        self._control.pause(mode, now_s)
 
     def resume(self) -> None:
         self._control.resume()
@@ -224,20 +251,24 @@ class Scheduler:
         """
         return self._control.bump_kv_epoch()
 
-    def set_weight_version(self, version: int, *, policy: UnfinishedPolicy) -> None:
+    def set_weight_version(
+        self, version: int, *, policy: UnfinishedPolicy, now_s: float | None = None
+    ) -> None:
         """Tokens from here on carry this version; older KV is never shared again.
 
         policy: what unfinished sequences do that hold KV of the old weights. Raises
         StepsInFlightError while a step is in flight.
         """
-        self._control.set_weight_version(version, policy)
+        self._life.clock.check(now_s)
+        self._control.set_weight_version(version, policy, now_s)
 
-    def resize_pool(self, num_blocks: int) -> None:
+    def resize_pool(self, num_blocks: int, *, now_s: float | None = None) -> None:
         """Change the number of blocks; every sequence recomputes, or ends if it cannot fit.
 
         Raises StepsInFlightError while a step is in flight.
         """
-        self._control.resize_pool(num_blocks)
+        self._life.clock.check(now_s)
+        self._control.resize_pool(num_blocks, now_s)
 
     def check_integrity(self) -> None:
         """Raise StateError or kv_cache's IntegrityError if the books contradict each other."""

@@ -15,6 +15,7 @@ from typing import Final, Protocol, TypeAlias
 
 from syncline.kv_cache import BlockTable
 from syncline.scheduler_core.request import Request, StopMatcher
+from syncline.scheduler_core.timings import RequestTimings, SequenceSummary
 from syncline.scheduler_core.types import FinishReason, RowId, SequenceId
 
 NEVER: Final = 1 << 62
@@ -34,6 +35,7 @@ class Sequence:
 
     row             the state row held, None while waiting or finished
     table           the sequence's blocks; empty while it holds no row
+    num_cached_tokens   prefix hits of the latest admission; `summary` tells those of the first
     columns         name -> position -> the first value that came for it
     final_step      the step of the final prefill chunk since the last admission, NEVER before
     decode_from/to  ids of the steps, in this admission, whose decode rows contain the sequence
@@ -52,11 +54,15 @@ class Sequence:
         "final_step",
         "finish_detail",
         "finish_reason",
+        "finished_s",
+        "first_scheduled_s",
+        "first_token_s",
         "has_computed_prompt",
         "length_detail",
         "logprobs",
         "max_computed_tokens",
         "max_total_tokens",
+        "num_cached_prompt_tokens",
         "num_cached_tokens",
         "num_preemptions",
         "num_prompt_tokens",
@@ -115,11 +121,15 @@ class Sequence:
         self.max_computed_tokens = 0
         self.has_computed_prompt = False
         self.num_cached_tokens = 0
+        self.num_cached_prompt_tokens = 0
         self.num_preemptions = 0
         self.num_recomputed_tokens = 0
         self.finish_reason: FinishReason | None = None
         self.stop_reason: int | str | None = None
         self.finish_detail = ""
+        self.first_scheduled_s: float | None = None
+        self.first_token_s: float | None = None
+        self.finished_s: float | None = None
 
     def __repr__(self) -> str:
         return (
@@ -154,6 +164,34 @@ class Sequence:
     @property
     def is_finished(self) -> bool:
         return self.finish_reason is not None
+
+    @property
+    def timings(self) -> RequestTimings:
+        return RequestTimings(
+            arrival_s=self.request.arrival_s,
+            first_scheduled_s=self.first_scheduled_s,
+            first_token_s=self.first_token_s,
+            finished_s=self.finished_s,
+        )
+
+    @property
+    def summary(self) -> SequenceSummary:
+        """All that is worth telling besides the tokens."""
+        return SequenceSummary(
+            seq_id=self.seq_id,
+            request_id=self.request_id,
+            sample_index=self.sample_index,
+            finish_reason=self.finish_reason,
+            finish_detail=self.finish_detail,
+            stop_reason=self.stop_reason,
+            num_prompt_tokens=self.num_prompt_tokens,
+            num_output_tokens=self.num_output_tokens,
+            num_cached_tokens=self.num_cached_prompt_tokens,
+            num_preemptions=self.num_preemptions,
+            num_recomputed_tokens=self.num_recomputed_tokens,
+            version_runs=tuple(self.version_runs),
+            timings=self.timings,
+        )
 
     @property
     def num_computed_tokens(self) -> int:
@@ -209,6 +247,11 @@ class Sequence:
         column = self.columns.setdefault(name, {})
         for position, value in zip(range(start, self.num_tokens), values, strict=False):
             column.setdefault(position, value)
+
+    def note_first_admission(self, num_cached_tokens: int, now_s: float | None) -> None:
+        """It has never held a row before."""
+        self.num_cached_prompt_tokens = num_cached_tokens
+        self.first_scheduled_s = now_s
 
     def begin_prefill(self, row: RowId, num_computed_tokens: int) -> None:
         """Admitted: KV of the first `num_computed_tokens` is there already."""
