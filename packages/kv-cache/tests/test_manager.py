@@ -127,17 +127,49 @@ def test_only_computed_blocks_are_found_and_waited_for_until_then() -> None:
     prompt = [1] * 9
     first = kv.new_table()
     assert kv.reserve(first, 9) is not None
-    assert not kv.match(kv.new_table(), prompt, 8).next_block_pending
+    assert kv.match(kv.new_table(), prompt, 8).awaited_key is None
     kv.expect(first, prompt, 8)
     match = kv.match(kv.new_table(), prompt, 8)
-    assert (match.num_tokens, match.next_block_pending) == (0, True)
+    assert (match.num_tokens, match.awaited_key) == (0, first.keys[1])
+    # One that shares the first block only waits for that one.
+    assert kv.match(kv.new_table(), [1] * 4 + [2] * 5, 8).awaited_key == first.keys[0]
     kv.publish(first, prompt, 7, kv.kv_epoch)
     match = kv.match(kv.new_table(), prompt, 8)
-    assert (match.num_tokens, match.next_block_pending) == (4, True)
+    assert (match.num_tokens, match.awaited_key) == (4, first.keys[1])
     kv.release(first)
     match = kv.match(kv.new_table(), prompt, 8)
-    assert (match.num_tokens, match.next_block_pending) == (4, False)
+    assert (match.num_tokens, match.awaited_key) == (4, None)
     kv.check_integrity([])
+
+
+@pytest.mark.parametrize("how", ["published", "given up", "new epoch"])
+def test_a_watched_key_is_told_once_when_nobody_computes_it_any_more(how: str) -> None:
+    kv = KVCacheManager(8, 4)
+    prompt = [1] * 8
+    tables = [kv.new_table(), kv.new_table()]
+    for table in tables:
+        assert kv.reserve(table, 8) is not None
+        kv.expect(table, prompt, 8)
+    key = tables[0].keys[1]
+    kv.watch(key)
+    kv.watch(key)
+    kv.release(tables[1])
+    assert kv.take_settled() == [] and kv.is_awaited(key)
+    if how == "published":
+        kv.publish(tables[0], prompt, 4, kv.kv_epoch)
+        assert kv.take_settled() == []
+        kv.publish(tables[0], prompt, 8, kv.kv_epoch)
+    elif how == "given up":
+        kv.release(tables[0])
+    else:
+        kv.bump_epoch()
+    assert kv.is_awaited(key)
+    assert kv.take_settled() == [key] and kv.take_settled() == []
+    assert not kv.is_awaited(key)
+    kv.check_integrity([table for table in tables if table.block_ids])
+    if how != "new epoch":
+        with pytest.raises(ValueError, match="being computed"):
+            kv.watch(key)
 
 
 def test_a_stale_stamp_publishes_nothing() -> None:

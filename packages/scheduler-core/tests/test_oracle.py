@@ -174,7 +174,7 @@ def test_a_scheduler_that_neither_plans_nor_waits_is_reported() -> None:
         config=make_config(),
         controls={1: lambda scheduler, runner: scheduler.pause("keep")},
     )
-    with pytest.raises(StuckError, match="1 left, idle: paused"):
+    with pytest.raises(StuckError, match="1 sequences left, 0 of them parked, idle: paused"):
         run(scenario)
 
 

@@ -1,6 +1,7 @@
 """Which blocks are being computed now, by key: others with the same content may wait for them.
 
 A table expects its full blocks [num_published, num_expected), one count per block and table.
+Whoever waits for a key watches it, and is told once when nobody computes it any more.
 """
 
 from collections.abc import Iterable
@@ -13,10 +14,12 @@ from syncline.kv_cache.types import BlockKey
 class Expectations:
     """The keys being computed, each with the number of tables that compute it."""
 
-    __slots__ = ("_num_tables",)
+    __slots__ = ("_num_tables", "_settled", "_watched")
 
     def __init__(self) -> None:
         self._num_tables: dict[BlockKey, int] = {}
+        self._watched: set[BlockKey] = set()
+        self._settled: list[BlockKey] = []  # Watched once, and told by the next `take_settled`.
 
     def __contains__(self, key: BlockKey) -> bool:
         return key in self._num_tables
@@ -39,12 +42,38 @@ class Expectations:
         self._num_tables[key] -= 1
         if not self._num_tables[key]:
             del self._num_tables[key]
+            if key in self._watched:
+                self._watched.remove(key)
+                self._settled.append(key)
 
     def drop(self, table: BlockTable) -> None:
         """The table computes nothing any more."""
         for i in range(table.num_published, table.num_expected):
             self.settle(table, i)
         table.num_expected = table.num_published
+
+    def watch(self, key: BlockKey) -> None:
+        """Tell when nobody computes this key any more. Raises ValueError if nobody does now."""
+        if key not in self._num_tables:
+            raise ValueError(f"key must be one that is being computed, got {key}")
+        self._watched.add(key)
+
+    def give_up_watches(self) -> None:
+        """Tell of every watched key now: what it meant is no longer of use to anybody."""
+        self._settled.extend(self._watched)
+        self._watched.clear()
+
+    def take_settled(self) -> list[BlockKey]:
+        """The watched keys that nobody computes any more, each told once."""
+        if not self._settled:
+            return []
+        settled = self._settled
+        self._settled = []
+        return settled
+
+    def is_awaited(self, key: BlockKey) -> bool:
+        """Whether the key is watched, or will be told by the next `take_settled`."""
+        return key in self._watched or key in self._settled
 
     def check(self, tables: Iterable[BlockTable]) -> None:
         """Raise IntegrityError unless the counts are those of these tables, all there are."""
@@ -57,3 +86,5 @@ class Expectations:
                 f"{len(self._num_tables)} keys are marked as being computed, but tables expect "
                 f"{len(expected)}"
             )
+        if not self._watched <= expected.keys():
+            raise IntegrityError("a key is watched that nobody computes")

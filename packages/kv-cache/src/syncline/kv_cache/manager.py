@@ -14,7 +14,14 @@ from syncline.kv_cache.errors import BlockNotHeldError, BlocksInUseError, KVCach
 from syncline.kv_cache.expectations import Expectations
 from syncline.kv_cache.matching import longest_match, verify
 from syncline.kv_cache.prefix_index import PrefixIndex
-from syncline.kv_cache.types import BlockId, CacheRoot, KVCacheStats, PrefixMatch, Reservation
+from syncline.kv_cache.types import (
+    BlockId,
+    BlockKey,
+    CacheRoot,
+    KVCacheStats,
+    PrefixMatch,
+    Reservation,
+)
 
 
 class KVCacheManager:
@@ -151,7 +158,7 @@ class KVCacheManager:
         return block_ids
 
     def expect(self, table: BlockTable, token_ids: SequenceABC[int], up_to_position: int) -> None:
-        """A planned step computes positions up to here: others may wait for its full blocks.
+        """Positions up to here will be computed: others may wait for their full blocks.
 
         Undone block by block by `publish`, and altogether by `release`.
         """
@@ -160,6 +167,24 @@ class KVCacheManager:
         num_full = min(up_to_position, len(token_ids)) // self.block_size
         describe(table, token_ids, num_full, self._index.key_of)
         self._expectations.expect(table, num_full)
+
+    def watch(self, key: BlockKey) -> None:
+        """Have `take_settled` tell when nobody computes this key any more.
+
+        Raises ValueError if nobody computes it now.
+        """
+        self._expectations.watch(key)
+
+    def take_settled(self) -> list[BlockKey]:
+        """The watched keys that have been published or given up since the last call.
+
+        A new epoch settles every watched key. Each is told once, and may be watched anew.
+        """
+        return self._expectations.take_settled()
+
+    def is_awaited(self, key: BlockKey) -> bool:
+        """Whether a coming `take_settled` will tell of this key."""
+        return self._expectations.is_awaited(key)
 
     def publish(
         self,
@@ -250,6 +275,7 @@ class KVCacheManager:
         the new epoch when it is next used.
         """
         self.clear_index()
+        self._expectations.give_up_watches()
         self._kv_epoch += 1
         return self._kv_epoch
 

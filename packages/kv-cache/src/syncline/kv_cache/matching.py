@@ -4,7 +4,7 @@ from syncline.kv_cache.block_table import BlockTable
 from syncline.kv_cache.errors import StaleMatchError
 from syncline.kv_cache.expectations import Expectations
 from syncline.kv_cache.prefix_index import PrefixEntry, PrefixIndex
-from syncline.kv_cache.types import BlockId, CacheRoot, PrefixMatch
+from syncline.kv_cache.types import BlockId, BlockKey, CacheRoot, PrefixMatch
 
 
 def longest_match(
@@ -30,8 +30,20 @@ def longest_match(
     return PrefixMatch(
         block_ids=tuple(hits),
         num_tokens=len(hits) * size,
-        next_block_pending=(len(hits) < num_described and table.keys[len(hits)] in expectations),
+        awaited_key=_last_expected(table, expectations, len(hits), num_described),
     )
+
+
+def _last_expected(
+    table: BlockTable, expectations: Expectations, start: int, stop: int
+) -> BlockKey | None:
+    """The key of the last block in the run from `start` on that others compute now."""
+    last: BlockKey | None = None
+    for key in table.keys[start:stop]:
+        if key not in expectations:
+            break
+        last = key
+    return last
 
 
 def verify(index: PrefixIndex, table: BlockTable, match: PrefixMatch) -> PrefixEntry | CacheRoot:

@@ -5,13 +5,26 @@ Blocks for every known token are reserved at once, so a prefill that has begun n
 
 from dataclasses import dataclass
 
-from syncline.kv_cache import KVCacheManager, PrefixMatch, Reservation
+from syncline.kv_cache import BlockKey, KVCacheManager, PrefixMatch, Reservation
 from syncline.scheduler_core.lifecycle import Lifecycle
+from syncline.scheduler_core.parking import Event
 from syncline.scheduler_core.preemption import headroom_blocks
 from syncline.scheduler_core.sequence import Sequence
 from syncline.scheduler_core.types import IdleCause, SequenceId
 
 _NO_MATCH = PrefixMatch()
+
+
+@dataclass(frozen=True, slots=True)
+class KeySettled:
+    """An event: nobody computes this block any more, it has been published or given up."""
+
+    key: BlockKey
+
+
+def is_awaited(life: Lifecycle, event: Event) -> bool:
+    """Whether an event of this room is still to come; True for any other's."""
+    return not isinstance(event, KeySettled) or life.kv.is_awaited(event.key)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,6 +33,14 @@ class Admitted:
 
     num_cached_tokens: int
     reservation: Reservation
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parking:
+    """It waits for `event`, and holds up nobody."""
+
+    cause: IdleCause
+    event: Event
 
 
 class Admission:
@@ -33,18 +54,19 @@ class Admission:
         # The last one refused for want of blocks, and the (free, cached) blocks there were.
         self._refused: tuple[SequenceId, int, int] | None = None
 
-    def consider(self, sequence: Sequence) -> Admitted | IdleCause:
+    def consider(self, sequence: Sequence) -> Admitted | Parking | IdleCause:
         """Fill its table, or say what it waits for and change nothing.
 
-        WAITING_FOR_PREFIX concerns it alone; after any other refusal nobody younger may start.
+        A Parking concerns it alone; after a refusal by an IdleCause nobody younger may start.
         """
         if sequence.resume_after > self._life.pending.last_applied_id:
             return IdleCause.WAITING_FOR_RESULTS
         if self._is_refused_again(sequence):
             return IdleCause.WAITING_FOR_BLOCKS
         match = self._match(sequence)
-        if match.next_block_pending:
-            return IdleCause.WAITING_FOR_PREFIX
+        if match.awaited_key is not None:
+            self._kv.watch(match.awaited_key)
+            return Parking(cause=IdleCause.WAITING_FOR_PREFIX, event=KeySettled(match.awaited_key))
         if not self._has_headroom(sequence):
             return self._refuse(sequence)
         reservation = self._kv.reserve(sequence.table, sequence.target_len, match)

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+from syncline.scheduler_core.admission import is_awaited
 from syncline.scheduler_core.errors import StateError
 from syncline.scheduler_core.lifecycle import Lifecycle
 from syncline.scheduler_core.sequence import Sequence
@@ -23,6 +24,9 @@ def _contradictions(life: Lifecycle, num_rows: int) -> Iterator[str]:
     for sequence in life.sequences.values():
         for detail in (*_columns(sequence), *_progress(life, sequence)):
             yield f"{sequence!r}: {detail}"
+    for sequence, _, event in life.parked:
+        if sequence.row is not None or not is_awaited(life, event):
+            yield f"{sequence!r} is parked on {event}, which never comes"
     keys = [sequence.order_key for sequence in life.waiting]
     if keys != sorted(keys):
         yield f"the waiting line is out of order: {keys}"
@@ -30,7 +34,8 @@ def _contradictions(life: Lifecycle, num_rows: int) -> Iterator[str]:
 
 def _places(life: Lifecycle, num_rows: int) -> Iterator[str]:
     waiting = {sequence.seq_id for sequence in life.waiting}
-    if len(waiting) != len(life.waiting):
+    waiting |= {sequence.seq_id for sequence, _, _ in life.parked}
+    if len(waiting) != life.num_waiting:
         yield "a sequence waits twice"
     if waiting & life.running.keys() or waiting | life.running.keys() != life.sequences.keys():
         yield "waiting and running sequences are not exactly the unfinished ones"

@@ -3,6 +3,7 @@
     waiting -> prefilling -> decoding <-> draining          running: the last three, with a row
        ^            |            |            |
        '------------'------------'------------'  preempt
+    waiting <-> parked                              until an event comes; no plan looks at it
     any -> finished
 
 draining: the steps in flight may take it to a length limit, so no plan contains it until they are
@@ -11,12 +12,13 @@ applied. A move keeps rows, blocks, decode set and line in step; nobody else cha
 
 from syncline.kv_cache import KVCacheManager
 from syncline.scheduler_core.decoding import DecodeSet
+from syncline.scheduler_core.parking import Event, ParkingLot
 from syncline.scheduler_core.pending import PendingSteps
 from syncline.scheduler_core.preemption import choose_victim
 from syncline.scheduler_core.rows import RowPool
 from syncline.scheduler_core.sequence import Sequence
 from syncline.scheduler_core.timings import Clock
-from syncline.scheduler_core.types import Counters, FinishReason, RowId, SequenceId
+from syncline.scheduler_core.types import Counters, FinishReason, IdleCause, RowId, SequenceId
 from syncline.scheduler_core.waiting import WaitingLine
 
 
@@ -41,6 +43,7 @@ class Lifecycle:
         "finished",
         "groups",
         "kv",
+        "parked",
         "pending",
         "prefilling",
         "rows",
@@ -58,6 +61,7 @@ class Lifecycle:
         self.sequences: dict[SequenceId, Sequence] = {}
         self.groups: dict[str, RequestGroup] = {}
         self.waiting = WaitingLine()
+        self.parked = ParkingLot()
         self.running: dict[SequenceId, Sequence] = {}
         self.prefilling: dict[SequenceId, Sequence] = {}
         self.decoding = DecodeSet()
@@ -68,6 +72,21 @@ class Lifecycle:
         self.groups[request_id] = RequestGroup(sequences)
         for sequence in sequences:
             self.sequences[sequence.seq_id] = sequence
+            self.waiting.put(sequence)
+
+    @property
+    def num_waiting(self) -> int:
+        """Sequences without a row, parked or in line."""
+        return len(self.waiting) + len(self.parked)
+
+    def park(self, sequence: Sequence, cause: IdleCause, event: Event) -> None:
+        """waiting -> parked. The caller has taken it out of the line, and the event will come."""
+        self.parked.park(sequence, cause, event)
+
+    def wake(self, event: Event) -> None:
+        """parked -> waiting, in their old places, for all that wait for this event."""
+        # The last one first: all of them are mostly older than the line, so each goes in front.
+        for sequence in reversed(self.parked.wake(event)):
             self.waiting.put(sequence)
 
     def admit(self, sequence: Sequence, row: RowId, num_cached_tokens: int) -> None:
@@ -131,7 +150,9 @@ class Lifecycle:
         stop_reason: int | str | None = None,
     ) -> None:
         """any -> finished. Results still in flight for it become surplus."""
-        if sequence.row is None:
+        if sequence in self.parked:
+            self.parked.remove(sequence)
+        elif sequence.row is None:
             self.waiting.remove(sequence)
         else:
             # KV of a row that failed is not to be trusted.

@@ -6,7 +6,7 @@ blocks, so no plan admits what it also preempts.
 """
 
 from syncline.kv_cache import BlockId, KVCacheManager
-from syncline.scheduler_core.admission import Admission, Admitted
+from syncline.scheduler_core.admission import Admission, Admitted, KeySettled, Parking
 from syncline.scheduler_core.chunking import next_chunk
 from syncline.scheduler_core.config import SchedulerConfig
 from syncline.scheduler_core.lifecycle import Lifecycle
@@ -56,9 +56,14 @@ class Planner:
         draft.budget = self._config.max_num_batched_tokens - len(batch.rows)
         for sequence in list(life.prefilling.values()):
             self._add_chunk(sequence, draft)
+        # After the decodes: one that was preempted for blocks no longer computes anything.
+        for key in self._kv.take_settled():
+            life.wake(KeySettled(key))
         self.waiting_cause = None
         if len(life.waiting):
             self.waiting_cause = self._admit_waiting(draft, only_started=only_started)
+        if self.waiting_cause is None:
+            self.waiting_cause = life.parked.first_cause
         if not batch.rows and not draft.chunks:
             return None
         if not batch.rows:
@@ -140,7 +145,6 @@ class Planner:
         assert sequence.row is not None
         chunk = next_chunk(sequence, sequence.row, draft.budget)
         sequence.issue(chunk.stop)
-        self._kv.expect(sequence.table, sequence.token_ids, chunk.stop)
         draft.chunks.append((sequence, chunk))
         num_tokens = chunk.stop - chunk.start
         draft.budget -= num_tokens
@@ -150,7 +154,7 @@ class Planner:
         self._life.counters.num_prefill_tokens += num_tokens
 
     def _admit_waiting(self, draft: _Draft, *, only_started: bool) -> IdleCause | None:
-        """Admit in order; returns why the first one left waiting was not admitted."""
+        """Admit in order; returns why the first one that was not admitted has to wait."""
         if draft.has_preempted:
             return IdleCause.WAITING_FOR_BLOCKS
         life = self._life
@@ -160,15 +164,17 @@ class Planner:
             cause = self._admit(sequence, draft, only_started=only_started)
             if cause is None:
                 continue
-            passed_over.append(sequence)
             first_cause = first_cause or cause
-            if cause not in (IdleCause.WAITING_FOR_PREFIX, IdleCause.PAUSED):
+            if sequence in life.parked:
+                continue
+            passed_over.append(sequence)
+            if cause is not IdleCause.PAUSED:
                 break
         life.waiting.put_back(passed_over)
         return first_cause
 
     def _admit(self, sequence: Sequence, draft: _Draft, *, only_started: bool) -> IdleCause | None:
-        """Give the sequence a row, blocks and its first chunk; or say why not."""
+        """Give the sequence a row, blocks and its first chunk, or park it; or say why not."""
         life = self._life
         if only_started and not life.groups[sequence.request_id].has_started:
             return IdleCause.PAUSED
@@ -177,8 +183,13 @@ class Planner:
         if not life.rows.num_free:
             return IdleCause.MAX_NUM_SEQS
         verdict = self._admission.consider(sequence)
+        if isinstance(verdict, Parking):
+            life.park(sequence, verdict.cause, verdict.event)
+            return verdict.cause
         if not isinstance(verdict, Admitted):
             return verdict
+        # All of it is computed from here on, chunk by chunk: whoever needs it waits for its end.
+        self._kv.expect(sequence.table, sequence.token_ids, sequence.target_len)
         row = life.rows.take()
         life.admit(sequence, row, verdict.num_cached_tokens)
         draft.block_copies.extend(verdict.reservation.copies)

@@ -75,7 +75,13 @@ class Scheduler:
 
     @property
     def num_waiting(self) -> int:
-        return len(self._life.waiting)
+        """Unfinished sequences without a state row, parked ones included."""
+        return self._life.num_waiting
+
+    @property
+    def num_parked(self) -> int:
+        """Of those waiting, the ones that no plan considers before an event has come."""
+        return len(self._life.parked)
 
     @property
     def has_unfinished(self) -> bool:

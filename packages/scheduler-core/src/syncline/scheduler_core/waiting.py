@@ -25,6 +25,8 @@ class WaitingLine:
         """Take the place that arrival gives, in front of anyone younger."""
         if not self._line or self._line[-1].order_key < sequence.order_key:
             self._line.append(sequence)
+        elif sequence.order_key < self._line[0].order_key:
+            self._line.appendleft(sequence)
         else:
             insort(self._line, sequence, key=order_of)
 

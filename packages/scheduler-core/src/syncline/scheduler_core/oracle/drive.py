@@ -108,7 +108,7 @@ def run(
     tick = 0
     while scheduler.has_unfinished or scheduler.steps_in_flight or tick <= last_event:
         if tick >= scenario.max_ticks:
-            raise StuckError(f"{len(scheduler.sequences)} sequences left after {tick} ticks")
+            raise StuckError(f"{_leftovers(scheduler)} after {tick} ticks")
         _disturb(scenario, scheduler, runner, tick, expected)
         observe(scheduler)
         plan = scheduler.plan(window=scenario.window)
@@ -119,7 +119,7 @@ def run(
         if plan is None:
             num_due = max(num_due, 1)
             if not runner.num_in_flight and scheduler.has_unfinished and tick > last_event:
-                raise StuckError(f"{len(scheduler.sequences)} left, idle: {scheduler.idle_cause}")
+                raise StuckError(f"{_leftovers(scheduler)}, idle: {scheduler.idle_cause}")
         for _ in range(min(num_due, runner.num_in_flight)):
             scheduler.apply(runner.collect())
             observe(scheduler)
@@ -156,6 +156,11 @@ def _add(
 ) -> None:
     for sample_index, seq_id in enumerate(scheduler.add(request)):
         expected[seq_id] = (request.request_id, sample_index)
+
+
+def _leftovers(scheduler: Scheduler) -> str:
+    num_parked = scheduler.num_parked
+    return f"{len(scheduler.sequences)} sequences left, {num_parked} of them parked"
 
 
 def _by_sample(
