@@ -6,25 +6,35 @@ from pathlib import Path
 import syncline.kv_cache as kv_cache
 
 AGREED = [
+    "AllBlocksCleared",
     "BlockId",
     "BlockKey",
     "BlockNotHeldError",
     "BlockPool",
     "BlockTable",
     "BlocksInUseError",
+    "BlocksRemoved",
+    "BlocksStored",
     "CacheRoot",
+    "IndexListener",
     "IntegrityError",
     "KVCacheError",
     "KVCacheManager",
     "KVCacheStats",
+    "KVEvent",
+    "KVEventLog",
     "Lease",
     "LeaseError",
     "PrefixEntry",
     "PrefixIndex",
     "PrefixMatch",
     "Reservation",
+    "StableChain",
+    "StableKey",
     "StaleMatchError",
     "chain_key",
+    "stable_key",
+    "stable_root_key",
 ]
 
 

@@ -10,8 +10,16 @@ from syncline.kv_cache.errors import (
     LeaseError,
     StaleMatchError,
 )
+from syncline.kv_cache.events import (
+    AllBlocksCleared,
+    BlocksRemoved,
+    BlocksStored,
+    KVEvent,
+    KVEventLog,
+)
 from syncline.kv_cache.manager import KVCacheManager
-from syncline.kv_cache.prefix_index import PrefixEntry, PrefixIndex, chain_key
+from syncline.kv_cache.prefix_index import IndexListener, PrefixEntry, PrefixIndex, chain_key
+from syncline.kv_cache.stable_keys import StableChain, StableKey, stable_key, stable_root_key
 from syncline.kv_cache.types import (
     BlockId,
     BlockKey,
@@ -22,23 +30,33 @@ from syncline.kv_cache.types import (
 )
 
 __all__ = [
+    "AllBlocksCleared",
     "BlockId",
     "BlockKey",
     "BlockNotHeldError",
     "BlockPool",
     "BlockTable",
     "BlocksInUseError",
+    "BlocksRemoved",
+    "BlocksStored",
     "CacheRoot",
+    "IndexListener",
     "IntegrityError",
     "KVCacheError",
     "KVCacheManager",
     "KVCacheStats",
+    "KVEvent",
+    "KVEventLog",
     "Lease",
     "LeaseError",
     "PrefixEntry",
     "PrefixIndex",
     "PrefixMatch",
     "Reservation",
+    "StableChain",
+    "StableKey",
     "StaleMatchError",
     "chain_key",
+    "stable_key",
+    "stable_root_key",
 ]

@@ -13,7 +13,7 @@ from syncline.kv_cache.chains import describe, renew_root
 from syncline.kv_cache.errors import BlockNotHeldError, BlocksInUseError, KVCacheError
 from syncline.kv_cache.expectations import Expectations
 from syncline.kv_cache.matching import longest_match, verify
-from syncline.kv_cache.prefix_index import PrefixIndex
+from syncline.kv_cache.prefix_index import IndexListener, PrefixIndex
 from syncline.kv_cache.types import (
     BlockId,
     BlockKey,
@@ -28,7 +28,8 @@ class KVCacheManager:
     """A pool of `num_blocks` blocks of `block_size` tokens with a prefix index over it.
 
     `kv_format` names the dtype and layout of the cache in every hash root. `index` may be replaced
-    to force key collisions in a test. Raises ValueError unless both sizes are positive.
+    to force key collisions in a test. `event_log` (a `KVEventLog`) is told what can be hit.
+    Raises ValueError unless both sizes are positive.
     """
 
     __slots__ = (
@@ -52,6 +53,7 @@ class KVCacheManager:
         enable_prefix_caching: bool = True,
         kv_format: str = "",
         index: PrefixIndex | None = None,
+        event_log: IndexListener | None = None,
     ) -> None:
         if block_size <= 0:
             raise ValueError(f"block_size must be positive, got {block_size}")
@@ -60,6 +62,7 @@ class KVCacheManager:
         self._kv_format = kv_format
         self._kv_epoch = 0
         self._index = PrefixIndex() if index is None else index
+        self._index.listener = event_log
         self._pool = BlockPool(num_blocks, self._forget_evicted)
         self._leases: set[Lease] = set()
         self._expectations = Expectations()

@@ -8,6 +8,7 @@ on every hit, and the first block published for a content stays canonical (no en
 """
 
 from collections.abc import Callable
+from typing import Protocol
 
 from syncline.kv_cache.types import BlockId, BlockKey, CacheRoot
 
@@ -39,16 +40,34 @@ class PrefixEntry:
         self.is_listed = True
 
 
+class IndexListener(Protocol):
+    """Told of every change of an index, in order. `events.KVEventLog` is one."""
+
+    def listed(self, entry: PrefixEntry) -> None:
+        """This entry has entered the index."""
+        ...
+
+    def unlisting(self, entry: PrefixEntry) -> None:
+        """This entry is about to leave it; its parent is still known."""
+        ...
+
+    def cleared(self) -> None:
+        """Every entry has left it."""
+        ...
+
+
 class PrefixIndex:
     """The published blocks, at most one per content and one per block.
 
-    `key_of(parent_key, chunk)` may be replaced to force collisions in a test.
+    `key_of(parent_key, chunk)` may be replaced to force collisions in a test. `listener`: whoever
+    wants to know of changes, or None.
     """
 
-    __slots__ = ("_by_block", "_by_key", "key_of")
+    __slots__ = ("_by_block", "_by_key", "key_of", "listener")
 
     def __init__(self, key_of: Callable[[BlockKey, Chunk], BlockKey] = chain_key) -> None:
         self.key_of = key_of
+        self.listener: IndexListener | None = None
         self._by_key: dict[BlockKey, PrefixEntry] = {}
         self._by_block: dict[BlockId, PrefixEntry] = {}
 
@@ -89,19 +108,28 @@ class PrefixIndex:
         entry = PrefixEntry(key, chunk, parent, block_id)
         self._by_key[key] = entry
         self._by_block[block_id] = entry
+        if self.listener is not None:
+            self.listener.listed(entry)
         return entry, displaced
 
     def forget(self, block_id: BlockId) -> None:
         """Unlist a block, because it is being reused; no effect if it is not listed."""
-        entry = self._by_block.pop(block_id, None)
-        if entry is not None:
-            del self._by_key[entry.key]
-            entry.is_listed = False
-            entry.parent = None
+        if self.listener is not None and block_id in self._by_block:
+            self.listener.unlisting(self._by_block[block_id])
+        self._drop(block_id)
 
     def clear(self) -> set[BlockId]:
         """Unlist everything; returns the blocks that were listed."""
         block_ids = self.block_ids
         for block_id in block_ids:
-            self.forget(block_id)
+            self._drop(block_id)
+        if self.listener is not None:
+            self.listener.cleared()
         return block_ids
+
+    def _drop(self, block_id: BlockId) -> None:
+        entry = self._by_block.pop(block_id, None)
+        if entry is not None:
+            del self._by_key[entry.key]
+            entry.is_listed = False
+            entry.parent = None
