@@ -33,12 +33,12 @@ AGREED = [
     "StepsInFlightError",
     "StopMatch",
     "StopMatcher",
-    "StopMatcherError",
     "StopRules",
     "UnfinishedPolicy",
 ]
 
 AGREED_ORACLE = [
+    "Drafter",
     "HashModel",
     "OracleError",
     "OracleKV",
@@ -48,8 +48,11 @@ AGREED_ORACLE = [
     "Scenario",
     "Slot",
     "StuckError",
+    "accept_all",
+    "accept_none",
     "apply_at_once",
     "apply_when_full",
+    "hash_drafter",
     "reference_output",
     "run",
 ]

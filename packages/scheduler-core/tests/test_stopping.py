@@ -9,8 +9,6 @@ from syncline.scheduler_core import (
     FinishReason,
     Sequence,
     StepResult,
-    StopMatch,
-    StopMatcherError,
     StopRules,
 )
 from syncline.scheduler_core.testing import (
@@ -211,16 +209,3 @@ def test_a_matcher_per_sample_sees_the_output_grow_in_order() -> None:
         assert plan is not None
         scheduler.apply(make_result(plan, token_id))
     assert seen == [(0, [7], 1), (1, [7], 1), (0, [7, 8], 1), (1, [7, 8], 1)]
-
-
-def test_a_matcher_that_answers_outside_the_new_tokens_is_refused() -> None:
-    class Wrong:
-        def find(self, output_token_ids: object, num_new: int) -> StopMatch:
-            return StopMatch(num_output_tokens=5, stop_reason="?")
-
-    scheduler = make_scheduler()
-    scheduler.add(make_request(prompt=3, make_stop_matcher=Wrong))
-    plan = scheduler.plan()
-    assert plan is not None
-    with pytest.raises(StopMatcherError, match="keep between 1 and 1 tokens, it answered 5"):
-        scheduler.apply(make_result(plan))

@@ -7,7 +7,6 @@ from syncline.scheduler_core.errors import (
     StateError,
     StepOrderError,
     StepsInFlightError,
-    StopMatcherError,
 )
 from syncline.scheduler_core.metrics import SchedulerMetrics
 from syncline.scheduler_core.plan import (
@@ -59,7 +58,6 @@ __all__ = [
     "StepsInFlightError",
     "StopMatch",
     "StopMatcher",
-    "StopMatcherError",
     "StopRules",
     "UnfinishedPolicy",
 ]

@@ -6,7 +6,7 @@ them, or that reach a length limit, are looked at one by one.
 
 import math
 
-from syncline.scheduler_core.errors import ResultError
+from syncline.scheduler_core.errors import ResultError, StopMatcherError
 from syncline.scheduler_core.lifecycle import Lifecycle
 from syncline.scheduler_core.pending import StepInFlight
 from syncline.scheduler_core.plan import StepResult
@@ -14,6 +14,7 @@ from syncline.scheduler_core.sequence import Sequence, append_one_to_each
 from syncline.scheduler_core.speculation import new_token_interval
 from syncline.scheduler_core.stopping import earliest_stop
 from syncline.scheduler_core.types import FinishReason, RowId
+from syncline.scheduler_core.verifying import check_window_counts, count_verified, split_counts
 
 
 def check_result(step: StepInFlight, result: StepResult) -> None:
@@ -30,8 +31,10 @@ def check_result(step: StepInFlight, result: StepResult) -> None:
         raise ResultError(step.step_id, f"token id {min(result.token_ids)} is negative")
     if result.errors or result.columns:
         _check_rows(step, result)
-    if result.counts is not None:
-        _check_counts(step, result, result.counts)
+    if result.counts is not None or result.window_counts is not None or not step.is_plain:
+        counts = _counts(step, result)
+        _check_counts(step, result, counts)
+        check_window_counts(step, result.window_counts, counts)
     if not math.isfinite(sum(result.logprobs)):
         _check_logprobs(step, result)
 
@@ -55,9 +58,10 @@ def _check_counts(step: StepInFlight, result: StepResult, counts: tuple[int, ...
             f"counts must have {step.num_yielding_rows} entries, got {len(counts)}",
         )
     failed = _failed_sequences(step, result)
-    decode = new_token_interval(step.window)
     for i, (sequence, count) in enumerate(zip(step.yielding, counts, strict=True)):
-        min_new, max_new = decode if i < len(step.batch.rows) else (1, 1)
+        min_new, max_new = 1, 1
+        if i < len(step.batch.rows):
+            min_new, max_new = new_token_interval(step.window, step.num_draft_tokens_of(i))
         if sequence.is_finished or sequence in failed:
             min_new = 0
         if not min_new <= count <= max_new:
@@ -114,7 +118,7 @@ class Applier:
         if step.chunks:
             self._advance_prefills(step)
         pending.pop()
-        if result.counts is None:
+        if result.counts is None and step.is_plain:
             self._append_one_each(step, result)
         else:
             self._append_counted(step, result)
@@ -178,8 +182,9 @@ class Applier:
     def _append_counted(self, step: StepInFlight, result: StepResult) -> None:
         counters = self._life.counters
         decoding = self._life.decoding
+        counts = _counts(step, result)
         start = 0
-        for sequence, count in zip(step.yielding, _counts(step, result), strict=True):
+        for i, (sequence, count) in enumerate(zip(step.yielding, counts, strict=True)):
             stop = start + count
             if sequence.is_finished:
                 counters.num_surplus_tokens += count
@@ -188,22 +193,41 @@ class Applier:
                     result.token_ids[start:stop], result.logprobs[start:stop], step.weight_version
                 )
                 counters.num_accepted_tokens += count
-                self._settle(sequence, count)
-                if count < step.max_decode_tokens and sequence in decoding:
-                    decoding.file(sequence)
+                num_kept = self._settle(sequence, count)
+                if i < len(step.batch.rows):
+                    num_drafts = step.num_draft_tokens_of(i)
+                    if num_drafts:
+                        split = split_counts(step, result.window_counts, counts, i)
+                        count_verified(counters, num_drafts, split, num_kept)
+                    if count < step.window * (1 + num_drafts) and sequence in decoding:
+                        decoding.file(sequence)
             start = stop
 
-    def _settle(self, sequence: Sequence, num_new: int) -> None:
-        """End the sequence where its last `num_new` tokens say so, if they do."""
-        stop = earliest_stop(sequence, num_new)
+    def _settle(self, sequence: Sequence, num_new: int) -> int:
+        """End the sequence where its last `num_new` tokens say so; returns how many are kept.
+
+        None is kept if the sequence's matcher fails: nobody knows then where it ends.
+        """
+        num_before = sequence.num_output_tokens - num_new
+        try:
+            stop = earliest_stop(sequence, num_new)
+        except StopMatcherError as error:
+            self._cut(sequence, num_before)
+            self._life.end(sequence, FinishReason.ERROR, str(error))
+            return 0
         if stop is None:
-            return
-        num_surplus = sequence.num_output_tokens - stop.num_output_tokens
+            return num_new
+        self._cut(sequence, stop.num_output_tokens)
+        self._life.end(sequence, stop.reason, stop.detail, stop_reason=stop.stop_reason)
+        return stop.num_output_tokens - num_before
+
+    def _cut(self, sequence: Sequence, num_output_tokens: int) -> None:
+        """Tokens appended beyond so many turn out to be surplus."""
+        num_surplus = sequence.num_output_tokens - num_output_tokens
         if num_surplus:
-            sequence.truncate(stop.num_output_tokens)
+            sequence.truncate(num_output_tokens)
             self._life.counters.num_surplus_tokens += num_surplus
             self._life.counters.num_accepted_tokens -= num_surplus
-        self._life.end(sequence, stop.reason, stop.detail, stop_reason=stop.stop_reason)
 
     def _settle_capped(self, sequence: Sequence) -> None:
         """End a sequence that has reached its length limit; if fewer tokens came, it goes on."""

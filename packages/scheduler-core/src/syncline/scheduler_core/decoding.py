@@ -2,7 +2,8 @@
 
 Every member is in every plan, so all advance together: a clock of planned tokens tells when a row
 runs out of reserved positions or reaches a length limit. A step touches only the rows whose day has
-come. A row that yields fewer tokens than planned is filed anew, so every day is exact.
+come. A row that advances by more (it has drafts) is filed anew when planned, one that yields fewer
+tokens than planned when its result is applied: so every day is exact.
 """
 
 from syncline.scheduler_core.sequence import Cursor, Sequence, cursor_of
@@ -132,6 +133,18 @@ class DecodeSet:
         """Note how long the reserved positions last: `target_len` - 1 is the next to be written."""
         room = sequence.table.num_tokens_capacity - target_len + 1
         self._blocks.file(sequence, self._clock + room)
+
+    def num_positions_left(self, sequence: Sequence) -> int:
+        """Reserved positions of a member that no planned token needs."""
+        day = self._blocks.due(sequence)
+        assert day is not None  # Every member is filed.
+        return day - self._clock
+
+    def num_tokens_left(self, sequence: Sequence) -> int:
+        """Tokens that may still be planned for a member."""
+        day = self._lengths.due(sequence)
+        assert day is not None  # Every member is filed.
+        return day - self._clock
 
     def postpone(self, sequences: list[Sequence], num_positions: int) -> None:
         """Sequences short at this very clock have got so many positions each."""

@@ -4,7 +4,7 @@
     |-- StepOrderError       a result came for another step than the oldest one in flight
     |-- ResultError          a result does not have the shape its plan asked for
     |-- StepsInFlightError   an action that needs an idle device found steps in flight
-    |-- StopMatcherError     a stop matcher named a position that was not asked about
+    |-- StopMatcherError     a stop matcher failed; caught here, it ends that one sequence
     |-- StateError           the books contradict each other: a bug in this package
     `-- oracle.OracleError   the oracle runner saw a plan read or write what it must not
 
@@ -46,16 +46,11 @@ class StepsInFlightError(SchedulerError):
 
 
 class StopMatcherError(SchedulerError):
-    """A stop matcher kept `num_output_tokens`; it was asked for `first` to `last`."""
+    """A sequence's stop matcher failed; `detail` says how. The sequence ends with that detail."""
 
-    def __init__(self, num_output_tokens: int, first: int, last: int) -> None:
-        super().__init__(
-            f"a stop matcher must keep between {first} and {last} tokens, "
-            f"it answered {num_output_tokens}"
-        )
-        self.num_output_tokens = num_output_tokens
-        self.first = first
-        self.last = last
+    def __init__(self, detail: str) -> None:
+        super().__init__(detail)
+        self.detail = detail
 
 
 class StateError(SchedulerError):

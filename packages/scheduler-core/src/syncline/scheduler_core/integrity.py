@@ -90,5 +90,6 @@ def _max_new_in(life: Lifecycle, sequence: Sequence) -> Iterator[int]:
     """Tokens each step in flight may yield for the sequence, from the steps' own rows."""
     for step in life.pending:
         yield sum(final is sequence for final in step.finals)
-        if any(member is sequence for member in step.batch.sequences):
-            yield step.max_decode_tokens
+        for i, member in enumerate(step.batch.sequences):
+            if member is sequence:
+                yield step.window * (1 + step.num_draft_tokens_of(i))

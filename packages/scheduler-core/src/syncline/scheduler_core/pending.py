@@ -12,7 +12,7 @@ from syncline.scheduler_core.errors import StepOrderError
 from syncline.scheduler_core.plan import PrefillChunk
 from syncline.scheduler_core.sequence import Cursor, Sequence, cursor_of
 from syncline.scheduler_core.speculation import new_token_interval
-from syncline.scheduler_core.types import RowId
+from syncline.scheduler_core.types import RowId, SequenceId
 
 
 class StepInFlight:
@@ -20,6 +20,7 @@ class StepInFlight:
 
     batch       the decode rows, shared with other steps while membership is unchanged
     chunks      prefill chunks in plan order
+    drafts      decode rows with drafts: how many each has, by sequence
     capped      sequences that reach a length limit if the step yields all it may
     has_ended   a sequence has ended since the step was planned: its row may be surplus
     """
@@ -28,10 +29,11 @@ class StepInFlight:
         "batch",
         "capped",
         "chunks",
+        "drafts",
         "finals",
         "has_ended",
         "kv_epoch",
-        "max_decode_tokens",
+        "num_draft_tokens",
         "step_id",
         "weight_version",
         "window",
@@ -45,16 +47,37 @@ class StepInFlight:
         window: int,
         batch: DecodeBatch,
         chunks: list[tuple[Sequence, PrefillChunk]],
+        num_draft_tokens: tuple[int, ...] | None = None,
     ) -> None:
         self.step_id = step_id
         self.kv_epoch, self.weight_version = stamps
         self.window = window
-        self.max_decode_tokens = new_token_interval(window)[1]
         self.batch = batch
+        self.num_draft_tokens = num_draft_tokens
+        self.drafts: dict[SequenceId, int] = {}
+        if num_draft_tokens is not None:
+            for sequence, num_drafts in zip(batch.sequences, num_draft_tokens, strict=True):
+                if num_drafts:
+                    self.drafts[sequence.seq_id] = num_drafts
         self.chunks = chunks
         self.finals = [sequence for sequence, chunk in chunks if chunk.is_final]
         self.capped: list[Sequence] = []
         self.has_ended = False
+
+    @property
+    def is_plain(self) -> bool:
+        """Every row yields exactly one token, unless its result says why not."""
+        return self.window == 1 and not self.drafts
+
+    def num_draft_tokens_of(self, i: int) -> int:
+        """Drafts in each step of decode row `i`."""
+        return 0 if self.num_draft_tokens is None else self.num_draft_tokens[i]
+
+    def max_decode_tokens(self, sequence: Sequence) -> int:
+        """Of the sequence's decode row."""
+        if not self.drafts:
+            return self.window
+        return new_token_interval(self.window, self.drafts.get(sequence.seq_id, 0))[1]
 
     @property
     def num_yielding_rows(self) -> int:
@@ -133,5 +156,5 @@ class PendingSteps:
             if step.step_id == sequence.final_step:
                 total += 1
             elif sequence.decode_from <= step.step_id <= sequence.decode_to:
-                total += step.max_decode_tokens
+                total += step.max_decode_tokens(sequence)
         return total

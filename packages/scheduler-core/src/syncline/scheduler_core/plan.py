@@ -49,7 +49,7 @@ class StepPlan:
     kv_epoch, weight_version   the stamps of everything the step computes
     window                     decode steps launched at once; each decode row yields up to this many
     decode_rows                the same tuple object while membership is unchanged
-    num_draft_tokens           per decode row; None: no drafts
+    num_draft_tokens           per decode row, verified in each step of the window; None: no drafts
     left                       rows given up since the previous plan; may be joined again at once
     new_blocks                 (row, index in the row's block table of the first new id, new ids)
     block_copies               (source, destination), before the step writes anything
@@ -70,7 +70,10 @@ class StepPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ColumnSpan:
-    """Values of the column `name` at positions [start, start + len(values)) of a row."""
+    """Values of the column `name` at positions [start, start + len(values)) of a row.
+
+    The first value of a position is kept for good: none may be sent for a rejected draft.
+    """
 
     row: RowId
     name: str
@@ -96,11 +99,16 @@ class StepResult:
 
     counts: tokens per yielding row, at most its maximum, at least 1 unless its sequence has ended
     or the row is in `errors`. None: exactly one each.
+    window_counts: needed for a window of several steps with drafts: `window` entries per decode
+    row, the tokens of each of its steps, whose sum is the row's count. A step yields 1 to 1 + its
+    drafts: the accepted ones, then one token more, also where the sequence ends before that.
+    Only the last steps of a row may be 0: not run.
     """
 
     step_id: int
     token_ids: SequenceABC[int]
     logprobs: SequenceABC[float]
     counts: tuple[int, ...] | None = None
+    window_counts: tuple[int, ...] | None = None
     columns: tuple[ColumnSpan, ...] = ()
     errors: tuple[RowError, ...] = ()

@@ -9,10 +9,12 @@ from syncline.kv_cache import BlockId, KVCacheManager
 from syncline.scheduler_core.admission import Admission, Admitted, KeySettled, Parking
 from syncline.scheduler_core.chunking import next_chunk
 from syncline.scheduler_core.config import SchedulerConfig
+from syncline.scheduler_core.drafting import DraftPlanner
 from syncline.scheduler_core.lifecycle import Lifecycle
 from syncline.scheduler_core.pending import StepInFlight
 from syncline.scheduler_core.plan import PrefillChunk, RowJoin, StepPlan
 from syncline.scheduler_core.sequence import Sequence, order_of
+from syncline.scheduler_core.speculation import DraftCounts
 from syncline.scheduler_core.types import IdleCause, RowId
 
 
@@ -33,16 +35,24 @@ class _Draft:
 class Planner:
     """Makes plans. `waiting_cause`: why the last plan left sequences waiting, if it did."""
 
-    __slots__ = ("_admission", "_config", "_kv", "_life", "waiting_cause")
+    __slots__ = ("_admission", "_config", "_drafts", "_kv", "_life", "waiting_cause")
 
     def __init__(self, config: SchedulerConfig, kv: KVCacheManager, life: Lifecycle) -> None:
         self._config = config
         self._kv = kv
         self._life = life
         self._admission = Admission(kv, life)
+        self._drafts = DraftPlanner(life, config.max_steps_in_flight)
         self.waiting_cause: IdleCause | None = None
 
-    def plan(self, window: int, weight_version: int, *, only_started: bool) -> StepPlan | None:
+    def plan(
+        self,
+        window: int,
+        wanted_drafts: DraftCounts,
+        *,
+        weight_version: int,
+        only_started: bool,
+    ) -> StepPlan | None:
         """The next step, or None if nothing can be computed now; rows may be preempted in either
         case. only_started: admit no request of which nothing has been admitted yet.
         """
@@ -54,6 +64,9 @@ class Planner:
         self._reserve_decodes(window, draft)
         batch = decoding.batch
         draft.budget = self._config.max_num_batched_tokens - len(batch.rows)
+        num_draft_tokens: tuple[int, ...] | None = None
+        if wanted_drafts and batch.rows:
+            num_draft_tokens = self._add_drafts(wanted_drafts, window, draft)
         for sequence in list(life.prefilling.values()):
             self._add_chunk(sequence, draft)
         # After the decodes: one that was preempted for blocks no longer computes anything.
@@ -74,17 +87,20 @@ class Planner:
             window=window,
             batch=batch,
             chunks=draft.chunks,
+            num_draft_tokens=num_draft_tokens,
         )
         life.pending.push(step)
         self._move_on(step)
         life.counters.num_plans += 1
-        life.counters.num_decode_tokens += len(batch.rows) * window
+        num_decode_tokens = len(batch.rows) + sum(num_draft_tokens or ())
+        life.counters.num_decode_tokens += num_decode_tokens * window
         return StepPlan(
             step_id=step.step_id,
             kv_epoch=step.kv_epoch,
             weight_version=weight_version,
             window=window,
             decode_rows=batch.rows,
+            num_draft_tokens=num_draft_tokens,
             left=life.rows.drain_left(),
             joined=tuple(draft.joined),
             new_blocks=tuple(draft.new_blocks),
@@ -130,6 +146,16 @@ class Planner:
             for sequence, block_id in zip(short, block_ids, strict=True)
         ]
         self._life.decoding.postpone(short, self._kv.block_size)
+
+    def _add_drafts(
+        self, wanted: DraftCounts, window: int, draft: _Draft
+    ) -> tuple[int, ...] | None:
+        """Drafts per decode row, out of the budget that the rows' own tokens leave."""
+        budget = self._drafts.max_draft_tokens(draft.budget)
+        num_draft_tokens, new_blocks = self._drafts.grant(wanted, window, budget)
+        draft.new_blocks += new_blocks
+        draft.budget -= sum(num_draft_tokens or ())
+        return num_draft_tokens
 
     def _preempt_victim(self, draft: _Draft) -> Sequence:
         victim = self._life.victim()
@@ -215,6 +241,20 @@ class Planner:
             for sequence in life.decoding.advance(step.window):
                 life.drain(sequence)
                 step.capped.append(sequence)
+            if step.drafts:
+                self._move_on_drafts(step)
         for sequence, chunk in step.chunks:
             if chunk.is_final and life.begin_decoding(sequence, chunk.row, step.step_id):
                 step.capped.append(sequence)
+
+    def _move_on_drafts(self, step: StepInFlight) -> None:
+        """Rows with drafts have advanced by more than the clock."""
+        life = self._life
+        for sequence in step.batch.sequences:
+            if sequence.seq_id not in step.drafts:
+                continue
+            if sequence.target_len >= sequence.max_total_tokens:
+                life.drain(sequence)
+                step.capped.append(sequence)
+            else:
+                life.decoding.file(sequence)

@@ -57,7 +57,9 @@ class StopMatcher(Protocol):
     def find(self, output_token_ids: SequenceABC[int], num_new: int) -> StopMatch | None:
         """The earliest stop among the last `num_new` tokens, or None.
 
-        Asked once per token row, always with the whole output, in order of growth.
+        Asked once per token row, always with the whole output, in order of growth. If it raises,
+        or names a position that was not asked about, its sequence ends with reason error, without
+        that row's tokens; everything else goes on.
         """
         ...
 

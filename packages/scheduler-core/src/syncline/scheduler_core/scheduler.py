@@ -15,6 +15,7 @@ from syncline.scheduler_core.plan import StepPlan, StepResult
 from syncline.scheduler_core.planning import Planner
 from syncline.scheduler_core.request import Request
 from syncline.scheduler_core.sequence import Sequence
+from syncline.scheduler_core.speculation import DraftCounts, check_draft_counts
 from syncline.scheduler_core.stopping import stop_candidates
 from syncline.scheduler_core.types import (
     FinishReason,
@@ -167,14 +168,27 @@ class Scheduler:
             self._control.end_if_unfit(sequence)
         return tuple(sequence.seq_id for sequence in sequences)
 
-    def plan(self, *, window: int = 1, now_s: float | None = None) -> StepPlan | None:
+    def plan(
+        self, *, window: int = 1, num_draft_tokens: DraftCounts = 0, now_s: float | None = None
+    ) -> StepPlan | None:
         """The next step to launch, or None: `idle_cause` then says why.
 
-        Up to `window` tokens per decode row are planned at once. Plans are to be executed in the
-        order in which they were made. `now_s`: see `RequestTimings`.
+        Up to `window` decode steps are planned at once. Plans are to be executed in the order in
+        which they were made. `now_s`: see `RequestTimings`.
+
+        num_draft_tokens: drafts wanted in each of those steps, for every decode row or by sequence
+        (absent: none; an entry of a sequence that does not decode now is not used).
+        `StepPlan.num_draft_tokens` says how many each row gets: fewer where its length limit, the
+        token budget (at most half of what the decode rows leave, while somebody is prefilling or
+        waiting) or the blocks say so. Drafts never cause a preemption.
+
+        Raises ValueError for a window below 1, a negative number of drafts, or a sequence id that
+        was never given out.
         """
         if window < 1:
             raise ValueError(f"window must be at least 1, got {window}")
+        if num_draft_tokens:
+            check_draft_counts(num_draft_tokens, self._next_seq_id)
         life = self._life
         life.clock.check(now_s)
         life.clock.enter(now_s)
@@ -186,7 +200,10 @@ class Scheduler:
             return None
         self._control.settle_kv()
         plan = self._planner.plan(
-            window, self._control.weight_version, only_started=self._control.is_paused
+            window,
+            num_draft_tokens,
+            weight_version=self._control.weight_version,
+            only_started=self._control.is_paused,
         )
         self._idle_cause = None if plan is not None else self._why_idle()
         return plan

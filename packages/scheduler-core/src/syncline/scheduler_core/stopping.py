@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from syncline.scheduler_core.errors import StopMatcherError
-from syncline.scheduler_core.request import Request, StopRules
+from syncline.scheduler_core.request import Request, StopMatch, StopMatcher, StopRules
 from syncline.scheduler_core.sequence import Sequence
 from syncline.scheduler_core.types import FinishReason
 
@@ -48,7 +48,8 @@ def stop_candidates(request: Request) -> Container[int]:
 def earliest_stop(sequence: Sequence, num_new: int) -> Stop | None:
     """The first stop among the last `num_new` output tokens, or None.
 
-    A matcher is asked once: call this once for the same new tokens.
+    A matcher is asked once: call this once for the same new tokens. Raises StopMatcherError if it
+    fails or answers with a position that was not asked about.
     """
     rules = sequence.request.stop
     outputs = sequence.output_token_ids
@@ -58,11 +59,9 @@ def earliest_stop(sequence: Sequence, num_new: int) -> Stop | None:
     last = min(len(outputs), max_output)
     stop = _earliest_by_ids(rules, outputs, first, last)
     if sequence.stop_matcher is not None and first <= len(outputs):
-        match = sequence.stop_matcher.find(outputs, len(outputs) - first + 1)
+        match = _ask(sequence.stop_matcher, outputs, first)
         if match is not None:
             kept = match.num_output_tokens
-            if not first <= kept <= len(outputs):
-                raise StopMatcherError(kept, first, len(outputs))
             if kept <= last and (stop is None or kept < stop.num_output_tokens):
                 stop = Stop(
                     num_output_tokens=kept,
@@ -77,6 +76,18 @@ def earliest_stop(sequence: Sequence, num_new: int) -> Stop | None:
             detail=sequence.length_detail,
         )
     return stop
+
+
+def _ask(matcher: StopMatcher, outputs: list[int], first: int) -> StopMatch | None:
+    """The matcher's answer for kept counts [first, len(outputs)]."""
+    asked = f"a stop matcher, asked to keep between {first} and {len(outputs)} tokens"
+    try:
+        match = matcher.find(outputs, len(outputs) - first + 1)
+    except Exception as error:  # The caller's code: whatever it is, it concerns one sequence.
+        raise StopMatcherError(f"{asked}, raised {type(error).__name__}: {error}") from error
+    if match is not None and not first <= match.num_output_tokens <= len(outputs):
+        raise StopMatcherError(f"{asked}, answered {match.num_output_tokens}")
+    return match
 
 
 def _earliest_by_ids(rules: StopRules, outputs: list[int], first: int, last: int) -> Stop | None:

@@ -68,6 +68,25 @@ def make_result(plan: StepPlan, token_ids: int | Iterable[int] = 7) -> StepResul
     return StepResult(step_id=plan.step_id, token_ids=ids, logprobs=[-0.5] * len(ids))
 
 
+def make_counted_result(plan: StepPlan, *rows: SequenceABC[SequenceABC[int]]) -> StepResult:
+    """For each yielding row the ids of each of its steps: [[1, 2], [3]] is a window of two steps.
+
+    Steps that a decode row did not run may be left out. The logprob of id i is -0.5 - i.
+    """
+    ids = [token_id for steps in rows for ids in steps for token_id in ids]
+    splits = [[len(ids) for ids in steps] for steps in rows]
+    decode_splits = splits[: len(plan.decode_rows)]
+    is_split = plan.window > 1 and plan.num_draft_tokens is not None
+    window_counts = [n for s in decode_splits for n in [*s, *[0] * (plan.window - len(s))]]
+    return StepResult(
+        step_id=plan.step_id,
+        token_ids=ids,
+        logprobs=[-0.5 - token_id for token_id in ids],
+        counts=tuple(sum(split) for split in splits),
+        window_counts=tuple(window_counts) if is_split else None,
+    )
+
+
 class EndOnId:
     """A StopMatcher that calls one id the end of the stop string `text`."""
 

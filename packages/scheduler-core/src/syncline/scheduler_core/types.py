@@ -43,11 +43,20 @@ class SchedulerStats:
     """Counters since construction; each only grows.
 
     num_prefill_tokens      positions planned in prefill chunks, recomputed ones included
-    num_decode_tokens       positions planned in decode rows
+    num_decode_tokens       positions planned in decode rows, those of drafts included
     num_cached_tokens       positions that prefix hits made unnecessary, at every admission
     num_recomputed_tokens   prefill tokens whose KV had existed before a preemption
     num_accepted_tokens     output tokens that were appended and kept
     num_surplus_tokens      sampled tokens dropped because they came after their sequence's end
+
+    Of verify steps that began before their sequence's end, each counted whole:
+
+    num_draft_tokens            drafts verified; always accepted plus rejected
+    num_accepted_draft_tokens   drafts that were what the target samples, up to the first that
+                                was not
+    num_rejected_draft_tokens   that first one and those after it
+    num_recovered_tokens        tokens sampled in place of a first rejected draft
+    num_bonus_tokens            tokens sampled after drafts that were all accepted
     """
 
     num_plans: int = 0
@@ -59,20 +68,30 @@ class SchedulerStats:
     num_recomputed_tokens: int = 0
     num_accepted_tokens: int = 0
     num_surplus_tokens: int = 0
+    num_draft_tokens: int = 0
+    num_accepted_draft_tokens: int = 0
+    num_rejected_draft_tokens: int = 0
+    num_recovered_tokens: int = 0
+    num_bonus_tokens: int = 0
 
 
 class Counters:
     """The mutable side of `SchedulerStats`, one attribute per field."""
 
     __slots__ = (
+        "num_accepted_draft_tokens",
         "num_accepted_tokens",
         "num_admissions",
+        "num_bonus_tokens",
         "num_cached_tokens",
         "num_decode_tokens",
+        "num_draft_tokens",
         "num_plans",
         "num_preemptions",
         "num_prefill_tokens",
         "num_recomputed_tokens",
+        "num_recovered_tokens",
+        "num_rejected_draft_tokens",
         "num_surplus_tokens",
     )
 
@@ -86,6 +105,11 @@ class Counters:
         self.num_recomputed_tokens = 0
         self.num_accepted_tokens = 0
         self.num_surplus_tokens = 0
+        self.num_draft_tokens = 0
+        self.num_accepted_draft_tokens = 0
+        self.num_rejected_draft_tokens = 0
+        self.num_recovered_tokens = 0
+        self.num_bonus_tokens = 0
 
     def snapshot(self) -> SchedulerStats:
         return SchedulerStats(
@@ -98,4 +122,9 @@ class Counters:
             num_recomputed_tokens=self.num_recomputed_tokens,
             num_accepted_tokens=self.num_accepted_tokens,
             num_surplus_tokens=self.num_surplus_tokens,
+            num_draft_tokens=self.num_draft_tokens,
+            num_accepted_draft_tokens=self.num_accepted_draft_tokens,
+            num_rejected_draft_tokens=self.num_rejected_draft_tokens,
+            num_recovered_tokens=self.num_recovered_tokens,
+            num_bonus_tokens=self.num_bonus_tokens,
         )

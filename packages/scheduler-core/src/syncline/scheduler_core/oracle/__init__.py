@@ -4,6 +4,12 @@ Use it to test a scheduler, a block manager, or a change to either: whatever mak
 slot that holds something else, or that was never written, changes the output or raises.
 """
 
+from syncline.scheduler_core.oracle.drafters import (
+    Drafter,
+    accept_all,
+    accept_none,
+    hash_drafter,
+)
 from syncline.scheduler_core.oracle.drive import (
     Outcome,
     Scenario,
@@ -17,6 +23,7 @@ from syncline.scheduler_core.oracle.model import HashModel, ReferenceOutput, ref
 from syncline.scheduler_core.oracle.runner import OracleRunner
 
 __all__ = [
+    "Drafter",
     "HashModel",
     "OracleError",
     "OracleKV",
@@ -26,8 +33,11 @@ __all__ = [
     "Scenario",
     "Slot",
     "StuckError",
+    "accept_all",
+    "accept_none",
     "apply_at_once",
     "apply_when_full",
+    "hash_drafter",
     "reference_output",
     "run",
 ]

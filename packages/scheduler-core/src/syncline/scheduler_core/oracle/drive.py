@@ -11,12 +11,15 @@ from typing import TypeAlias
 from syncline.kv_cache import KVCacheManager
 from syncline.scheduler_core.config import SchedulerConfig
 from syncline.scheduler_core.errors import SchedulerError
+from syncline.scheduler_core.oracle.drafters import Drafter, accept_all
 from syncline.scheduler_core.oracle.kv_array import OracleKV
 from syncline.scheduler_core.oracle.model import HashModel
 from syncline.scheduler_core.oracle.runner import OracleRunner
+from syncline.scheduler_core.plan import StepPlan
 from syncline.scheduler_core.request import Request
 from syncline.scheduler_core.scheduler import Scheduler
 from syncline.scheduler_core.sequence import Sequence
+from syncline.scheduler_core.speculation import DraftCounts
 from syncline.scheduler_core.types import RowId, SchedulerStats, SequenceId
 
 Control: TypeAlias = Callable[[Scheduler, OracleRunner], None]
@@ -45,7 +48,10 @@ class Scenario:
     preempts    ticks before which the normal victim is preempted
     controls    tick -> anything else done to the scheduler before it
     lateness    (tick, results in flight) -> how many of them to apply after this plan
-    counts      see OracleRunner
+    windows     tick -> the window asked for; otherwise `window`
+    num_draft_tokens   drafts asked for in every decode row
+    drafts      (tick, sequence id) -> drafts asked for; otherwise `num_draft_tokens`
+    counts, drafter    see OracleRunner
     """
 
     requests: tuple[Request, ...]
@@ -54,6 +60,10 @@ class Scenario:
     block_size: int = 4
     enable_prefix_caching: bool = True
     window: int = 1
+    windows: Callable[[int], int] | None = None
+    num_draft_tokens: int = 0
+    drafts: Callable[[int, SequenceId], int] | None = None
+    drafter: Drafter = accept_all
     arrivals: Mapping[int, tuple[Request, ...]] = field(
         default_factory=dict[int, tuple[Request, ...]]
     )
@@ -97,6 +107,7 @@ def run(
         model=scenario.model,
         columns=scenario.columns,
         counts=scenario.counts,
+        drafter=scenario.drafter,
         is_strict=scenario.is_strict,
         keeps_kv=scenario.keeps_kv,
     )
@@ -111,7 +122,7 @@ def run(
             raise StuckError(f"{_leftovers(scheduler)} after {tick} ticks")
         _disturb(scenario, scheduler, runner, tick, expected)
         observe(scheduler)
-        plan = scheduler.plan(window=scenario.window)
+        plan = _plan(scenario, scheduler, tick)
         observe(scheduler)
         if plan is not None:
             runner.launch(plan)
@@ -131,6 +142,16 @@ def run(
         num_steps=scheduler.stats.num_plans,
         stats=scheduler.stats,
     )
+
+
+def _plan(scenario: Scenario, scheduler: Scheduler, tick: int) -> StepPlan | None:
+    drafts = scenario.drafts
+    wanted: DraftCounts = scenario.num_draft_tokens
+    if drafts is not None:
+        wanted = {s.seq_id: drafts(tick, s.seq_id) for s in scheduler.sequences}
+    windows = scenario.windows
+    window = scenario.window if windows is None else windows(tick)
+    return scheduler.plan(window=window, num_draft_tokens=wanted)
 
 
 def _disturb(

@@ -12,7 +12,7 @@ from syncline.scheduler_core.types import FinishReason
 _MASK = 2**64 - 1
 
 
-def _mix(state: int, value: int) -> int:
+def mix(state: int, value: int) -> int:
     """Scramble 64 bits. Source: the output function of SplitMix64 (Steele, Lea, Flood 2014)."""
     z = (state * 3 + value + 0x9E3779B97F4A7C15) & _MASK
     z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
@@ -28,11 +28,11 @@ class HashModel:
 
     def extend(self, context: int, token_id: int, weight_version: int) -> int:
         """The hash after one more token; `context` is the hash before it, 0 at the start."""
-        return _mix(_mix(context, token_id), weight_version)
+        return mix(mix(context, token_id), weight_version)
 
     def sample(self, context: int, sample_index: int) -> tuple[int, float]:
         """(token id, logprob): another one for each sample index, always the same otherwise."""
-        drawn = _mix(context, sample_index + 1)
+        drawn = mix(context, sample_index + 1)
         return drawn % self.vocab_size, -1.0 - (drawn >> 40) % 4096 / 1024
 
     def next_token(

@@ -8,8 +8,10 @@ is compared with what the row wrote or took over, so that most of them raise at 
 from collections import Counter, deque
 from collections.abc import Callable
 from collections.abc import Sequence as SequenceABC
+from typing import TypeAlias
 
 from syncline.kv_cache import BlockId
+from syncline.scheduler_core.oracle.drafters import Drafter, accept_all
 from syncline.scheduler_core.oracle.kv_array import OracleError, OracleKV
 from syncline.scheduler_core.oracle.model import HashModel
 from syncline.scheduler_core.plan import (
@@ -19,6 +21,9 @@ from syncline.scheduler_core.plan import (
     StepResult,
 )
 from syncline.scheduler_core.types import RowId
+
+_Drawn: TypeAlias = tuple[list[int], list[float]]
+"""Token ids and logprobs of a result, as they grow."""
 
 
 class _Row:
@@ -38,7 +43,8 @@ class OracleRunner:
     """Runs each plan when it is launched; results wait until they are collected, oldest first.
 
     columns       names of per-position columns to return for every computed position
-    counts        how many of the maximum tokens a decode row yields: counts(step_id, row, maximum)
+    counts        how many of a window's steps a decode row runs: counts(step_id, row, window)
+    drafter       how many drafts of a verify step are right
     is_strict     False: do not raise on a wrong read, only let it spoil the output
     keeps_kv      True: KV of an older epoch may be read by rows that wrote or took it over then
     """
@@ -47,6 +53,7 @@ class OracleRunner:
         "_block_holders",
         "_columns",
         "_counts",
+        "_drafter",
         "_is_strict",
         "_keeps_kv",
         "_results",
@@ -57,13 +64,14 @@ class OracleRunner:
         "num_reads",
     )
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  the knobs of a stand-in, each by name
         self,
         kv: OracleKV,
         *,
         model: HashModel | None = None,
         columns: tuple[str, ...] = (),
         counts: Callable[[int, RowId, int], int] | None = None,
+        drafter: Drafter = accept_all,
         is_strict: bool = True,
         keeps_kv: bool = False,
     ) -> None:
@@ -71,6 +79,7 @@ class OracleRunner:
         self.model = HashModel() if model is None else model
         self._columns = columns
         self._counts = counts
+        self._drafter = drafter
         self._is_strict = is_strict
         self._keeps_kv = keeps_kv
         self._rows: dict[RowId, _Row] = {}
@@ -96,33 +105,39 @@ class OracleRunner:
         token_ids: list[int] = []
         logprobs: list[float] = []
         counts: list[int] = []
+        window_counts: list[int] = []
         spans: list[ColumnSpan] = []
-        for row_id in plan.decode_rows:
+        for i, row_id in enumerate(plan.decode_rows):
             row = self._row(row_id)
             start = len(row.token_ids) - 1
-            num_tokens = plan.window
+            num_drafts = 0 if plan.num_draft_tokens is None else plan.num_draft_tokens[i]
+            num_steps = plan.window
             if self._counts is not None:
-                num_tokens = self._counts(plan.step_id, row_id, plan.window)
-            for _ in range(num_tokens):
-                position = len(row.token_ids) - 1
-                self._write(plan, row, position, position + 1)
-                self._sample(plan, row, position, token_ids, logprobs)
-            counts.append(num_tokens)
-            spans += self._spans(row_id, row, start, start + num_tokens)
+                num_steps = self._counts(plan.step_id, row_id, plan.window)
+            for step in range(num_steps):
+                num_before = len(row.token_ids)
+                self._verify_drafts(plan, row, step, num_drafts, (token_ids, logprobs))
+                window_counts.append(len(row.token_ids) - num_before)
+            window_counts += [0] * (plan.window - num_steps)
+            counts.append(len(row.token_ids) - 1 - start)
+            spans += self._spans(row_id, row, start, len(row.token_ids) - 1)
         for chunk in plan.prefill_chunks:
             row = self._row(chunk.row)
             self._write(plan, row, chunk.start, chunk.stop)
             if chunk.is_final:
-                self._sample(plan, row, chunk.stop - 1, token_ids, logprobs)
+                self._sample(plan, row, chunk.stop - 1, (token_ids, logprobs))
                 counts.append(1)
             spans += self._spans(chunk.row, row, chunk.start, chunk.stop)
-        is_plain = self._counts is None and plan.window == 1
+        has_drafts = plan.num_draft_tokens is not None
+        is_plain = self._counts is None and plan.window == 1 and not has_drafts
+        is_split = plan.window > 1 and has_drafts
         self._results.append(
             StepResult(
                 step_id=plan.step_id,
                 token_ids=token_ids,
                 logprobs=logprobs,
                 counts=None if is_plain else tuple(counts),
+                window_counts=tuple(window_counts) if is_split else None,
                 columns=tuple(spans),
             )
         )
@@ -190,21 +205,43 @@ class OracleRunner:
             # Its own write is no news: verify again only after somebody else's.
             row.verified[position // self.kv.block_size] = self.kv.block_serial(block_id)
 
-    def _sample(
-        self,
-        plan: StepPlan,
-        row: _Row,
-        position: int,
-        token_ids: list[int],
-        logprobs: list[float],
+    def _verify_drafts(
+        self, plan: StepPlan, row: _Row, step: int, num_drafts: int, drawn: _Drawn
     ) -> None:
+        """One decode step: write the last token and every draft, keep what the model draws.
+
+        A wrong draft leaves KV of a wrong context behind it, and so does every draft after it:
+        nobody may read that before a later step has written the true tokens.
+        """
+        num_right = self._drafter(plan.step_id + step, row.join.row, num_drafts)
+        if not 0 <= num_right <= num_drafts:
+            raise ValueError(f"a drafter of {num_drafts} drafts got {num_right} right")
+        position = len(row.token_ids) - 1
+        self._write(plan, row, position, position + 1)
+        self._sample(plan, row, position, drawn)
+        for _ in range(num_right):
+            # The draft is the token just drawn: accepted.
+            position += 1
+            self._write(plan, row, position, position + 1)
+            self._sample(plan, row, position, drawn)
+        num_known = len(row.token_ids)
+        for _ in range(num_drafts - num_right):
+            wrong = (row.token_ids[-1] + 1) % self.model.vocab_size
+            row.token_ids[position + 1 :] = [wrong]
+            position += 1
+            self._write(plan, row, position, position + 1)
+        if num_drafts > num_right:
+            row.token_ids[num_known - 1 :] = [drawn[0][-1]]
+            del row.contexts[num_known - 1 :]
+
+    def _sample(self, plan: StepPlan, row: _Row, position: int, drawn: _Drawn) -> None:
         """Draw the token after `position` from the context that its slot holds."""
         block_id, offset = self._locate(plan, row, position)
         context = self.kv.read(block_id, offset).context
         token_id, logprob = self.model.sample(context, row.join.sample_index)
         row.token_ids.append(token_id)
-        token_ids.append(token_id)
-        logprobs.append(logprob)
+        drawn[0].append(token_id)
+        drawn[1].append(logprob)
 
     def _read_tail(self, plan: StepPlan, row: _Row, position: int) -> int:
         """The hash in the slot before `position`, always checked."""
