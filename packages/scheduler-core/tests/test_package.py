@@ -23,6 +23,7 @@ AGREED = [
     "SchedulerError",
     "SchedulerMetrics",
     "SchedulerStats",
+    "SchedulingPolicy",
     "Sequence",
     "SequenceId",
     "SequenceSummary",

@@ -170,7 +170,10 @@ def test_a_resized_pool_wakes_or_ends_who_is_parked() -> None:
 
 @pytest.mark.parametrize("depth", [1, 2, 3])
 def test_disturbed_at_every_tick_a_chain_of_waiting_prompts_gets_through(depth: int) -> None:
-    config = make_config(max_num_seqs=3, max_num_batched_tokens=6, max_steps_in_flight=depth)
+    config = dataclasses.replace(
+        make_config(max_num_seqs=3, max_num_batched_tokens=6, max_steps_in_flight=depth),
+        scheduling_policy="priority",
+    )
     requests = tuple(
         dataclasses.replace(make_request(name, PROMPT[:length], 3), priority=priority)
         for name, length, priority in (("a", 12, 1), ("b", 16, 0), ("c", 20, 2), ("d", 8, 0))

@@ -160,7 +160,8 @@ def test_rows_that_yield_are_decode_rows_then_final_chunks_in_order() -> None:
 
 
 def test_priority_goes_before_arrival() -> None:
-    scheduler = make_scheduler(config=make_config(max_num_seqs=1))
+    config = dataclasses.replace(make_config(max_num_seqs=1), scheduling_policy="priority")
+    scheduler = make_scheduler(config=config)
     for name, priority in (("late", 1), ("first", 0), ("second", 0), ("urgent", -1)):
         scheduler.add(dataclasses.replace(make_request(name, 3, 1), priority=priority))
     order = [step(scheduler).joined[0].request_id for _ in range(4)]

@@ -1,5 +1,8 @@
 """Requests, stop rules and limits are refused by field, value and limit."""
 
+import dataclasses
+from typing import Any
+
 import pytest
 
 from syncline.scheduler_core import Request, Scheduler, SchedulerConfig, StopRules
@@ -29,15 +32,10 @@ def test_a_request_needs_a_prompt_of_ids_and_a_sample() -> None:
     "name", ["max_num_seqs", "max_num_batched_tokens", "max_model_len", "max_steps_in_flight"]
 )
 def test_every_limit_is_at_least_one(name: str) -> None:
-    values = {
-        "max_num_seqs": 1,
-        "max_num_batched_tokens": 1,
-        "max_model_len": 1,
-        "max_steps_in_flight": 1,
-    }
-    SchedulerConfig(**values)
+    smallest = SchedulerConfig(max_num_seqs=1, max_num_batched_tokens=1, max_model_len=1)
+    too_small: dict[str, Any] = {name: 0}  # Any: the fields differ in type
     with pytest.raises(ValueError, match=f"{name} must be at least 1, got 0"):
-        SchedulerConfig(**{**values, name: 0})
+        dataclasses.replace(smallest, **too_small)
 
 
 def test_the_budget_holds_a_token_of_every_running_sequence() -> None:

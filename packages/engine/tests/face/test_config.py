@@ -13,6 +13,8 @@ def test_defaults_are_accepted() -> None:
     assert config.max_steps_in_flight == 1
     assert config.logprobs_mode == "processed_logprobs"
     assert config.unfinished_policy == "recompute"
+    assert config.scheduling_policy == "fcfs"
+    assert (config.long_prefill_token_threshold, config.max_num_partial_prefills) == (0, None)
 
 
 @pytest.mark.parametrize(
@@ -24,6 +26,9 @@ def test_defaults_are_accepted() -> None:
         ("weight_layout", "column_major"),
         ("arena", "vmm"),
         ("unfinished_policy", "drop"),
+        ("scheduling_policy", "lifo"),
+        ("long_prefill_token_threshold", -1),
+        ("max_num_partial_prefills", 0),
         ("block_size", 0),
         ("max_model_len", 1),
         ("num_kv_blocks", 0),

@@ -234,3 +234,20 @@ def test_outputs_become_json(make_llm: MakeLLM) -> None:
     assert isinstance(plain["outputs"], tuple)
     assert output.outputs[0].cumulative_logprob == pytest.approx(sum(output.outputs[0].logprobs))
     assert torch.isfinite(torch.tensor(output.outputs[0].logprobs)).all()
+
+
+def test_a_priority_counts_under_its_policy_and_is_refused_by_name_under_fcfs(
+    make_llm: MakeLLM,
+) -> None:
+    strict = make_llm().engine
+    with pytest.raises(ValueError, match=r"priority of request 'a' must be 0 .*'fcfs', got 1"):
+        strict.add_request("a", "abc", SHORT, priority=1)
+    assert not strict.has_work
+    strict.add_request("a", "abc", SHORT)  # Not a trace was left: the id is free.
+    engine = make_llm(scheduling_policy="priority", max_num_seqs=1).engine
+    for name, priority in (("late", 1), ("first", 0), ("urgent", -1)):
+        engine.add_request(name, "abc", SHORT, priority=priority)
+    ended: list[str] = []
+    while engine.has_work:
+        ended += [sample.request_id for sample in engine.step()]
+    assert ended == ["urgent", "first", "late"]

@@ -103,6 +103,9 @@ def scheduler_config(config: EngineConfig, settings: RunnerSettings) -> Schedule
         max_num_batched_tokens=config.max_num_batched_tokens,
         max_model_len=settings.max_model_len,
         max_steps_in_flight=config.max_steps_in_flight,
+        scheduling_policy=config.scheduling_policy,
+        long_prefill_token_threshold=config.long_prefill_token_threshold,
+        max_num_partial_prefills=config.max_num_partial_prefills,
     )
 
 

@@ -16,6 +16,7 @@ LogprobsMode = Literal["raw_logprobs", "processed_logprobs"]
 WeightLayoutName = Literal["row_major", "shuffle_16x16"]
 ArenaName = Literal["poison", "plain"]
 UnfinishedPolicy = Literal["recompute", "abort", "keep_kv"]
+SchedulingPolicy = Literal["fcfs", "priority"]
 
 _CHOICES: Final = {
     "dtype": get_args(DTypeName),
@@ -23,6 +24,7 @@ _CHOICES: Final = {
     "weight_layout": get_args(WeightLayoutName),
     "arena": get_args(ArenaName),
     "unfinished_policy": get_args(UnfinishedPolicy),
+    "scheduling_policy": get_args(SchedulingPolicy),
 }
 # (field, smallest legal value); None is legal where the type says so.
 _MINIMA: Final = (
@@ -33,8 +35,13 @@ _MINIMA: Final = (
     ("max_num_seqs", 1),
     ("max_num_batched_tokens", 1),
     ("max_steps_in_flight", 1),
+    ("long_prefill_token_threshold", 0),
+    ("max_num_partial_prefills", 1),
     ("seed", 0),
     ("true_vocab_size", 1),
+)
+_MAY_BE_NONE: Final = frozenset(
+    {"max_model_len", "num_kv_blocks", "true_vocab_size", "max_num_partial_prefills"}
 )
 _FLAGS: Final = ("enable_prefix_caching", "enforce_eager", "arena_moves")
 
@@ -52,6 +59,9 @@ class EngineConfig:
     true_vocab_size      ids from here on are padding: the tokenizer's number, which None takes.
     arena_moves          the poison arena moves memory on wake, to show who keeps addresses.
     unfinished_policy    what a weight update does to sequences that have not ended.
+    scheduling_policy    fcfs refuses a request with a priority; priority: the lowest number first.
+    long_prefill_token_threshold  tokens of one prompt per step at most; 0 = as many as fit.
+    max_num_partial_prefills      prompts computed in part at a time; None = no bound.
     """
 
     model: str
@@ -73,6 +83,9 @@ class EngineConfig:
     arena: ArenaName = "poison"
     arena_moves: bool = False
     unfinished_policy: UnfinishedPolicy = "recompute"
+    scheduling_policy: SchedulingPolicy = "fcfs"
+    long_prefill_token_threshold: int = 0
+    max_num_partial_prefills: int | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.model, str) or not self.model:
@@ -98,7 +111,7 @@ class EngineConfig:
 
     def _require_int(self, field: str, minimum: int) -> None:
         value = object.__getattribute__(self, field)
-        if value is None and field in {"max_model_len", "num_kv_blocks", "true_vocab_size"}:
+        if value is None and field in _MAY_BE_NONE:
             return
         if isinstance(value, bool) or not isinstance(value, int):
             raise EngineConfigError(f"{field} must be an integer, got {value!r}", field=field)

@@ -27,6 +27,7 @@ from syncline.scheduler_core.types import (
     PauseMode,
     RowId,
     SchedulerStats,
+    SchedulingPolicy,
     SequenceId,
     UnfinishedPolicy,
 )
@@ -48,6 +49,7 @@ __all__ = [
     "SchedulerError",
     "SchedulerMetrics",
     "SchedulerStats",
+    "SchedulingPolicy",
     "Sequence",
     "SequenceId",
     "SequenceSummary",

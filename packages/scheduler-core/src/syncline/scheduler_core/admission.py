@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from syncline.kv_cache import BlockKey, KVCacheManager, PrefixMatch, Reservation
 from syncline.scheduler_core.lifecycle import Lifecycle
 from syncline.scheduler_core.parking import Event
+from syncline.scheduler_core.policies import PartialTurn
 from syncline.scheduler_core.preemption import headroom_blocks
 from syncline.scheduler_core.sequence import Sequence
 from syncline.scheduler_core.types import IdleCause, SequenceId
@@ -54,10 +55,14 @@ class Admission:
         # The last one refused for want of blocks, and the (free, cached) blocks there were.
         self._refused: tuple[SequenceId, int, int] | None = None
 
-    def consider(self, sequence: Sequence) -> Admitted | Parking | IdleCause:
+    def consider(
+        self, sequence: Sequence, max_num_new: int | None
+    ) -> Admitted | Parking | IdleCause:
         """Fill its table, or say what it waits for and change nothing.
 
-        A Parking concerns it alone; after a refusal by an IdleCause nobody younger may start.
+        max_num_new: it may begin only with at most so many positions left to compute; None: with
+        any number. A Parking concerns it alone; after a refusal by an IdleCause nobody younger may
+        start.
         """
         if sequence.resume_after > self._life.pending.last_applied_id:
             return IdleCause.WAITING_FOR_RESULTS
@@ -67,6 +72,9 @@ class Admission:
         if match.awaited_key is not None:
             self._kv.watch(match.awaited_key)
             return Parking(cause=IdleCause.WAITING_FOR_PREFIX, event=KeySettled(match.awaited_key))
+        if max_num_new is not None and sequence.target_len - match.num_tokens > max_num_new:
+            event = PartialTurn(sequence.seq_id)
+            return Parking(cause=IdleCause.MAX_NUM_PARTIAL_PREFILLS, event=event)
         if not self._has_headroom(sequence):
             return self._refuse(sequence)
         reservation = self._kv.reserve(sequence.table, sequence.target_len, match)

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from syncline.scheduler_core.types import SchedulingPolicy
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerConfig:
@@ -13,12 +15,22 @@ class SchedulerConfig:
     max_model_len            prompt and output tokens of one sequence together
     max_steps_in_flight      plans that may be out without their results: 1 is synchronous, 2 or
                              more is deferred output
+    scheduling_policy        "fcfs": in order of arrival; "priority": lower `Request.priority` first
+    long_prefill_token_threshold   the most tokens of one prompt in one step; 0: as many as fit
+    max_num_partial_prefills       prompts that may be computed in part at a time; a prompt that one
+                                   step finishes is never held up by it. None: no bound
+
+    With a threshold, prompts may leave a part of a step's budget unused that fewer, longer chunks
+    would have used: with one long prompt alone, everything above the threshold.
     """
 
     max_num_seqs: int
     max_num_batched_tokens: int
     max_model_len: int
     max_steps_in_flight: int = 1
+    scheduling_policy: SchedulingPolicy = "fcfs"
+    long_prefill_token_threshold: int = 0
+    max_num_partial_prefills: int | None = None
 
     def __post_init__(self) -> None:
         for name, value in (
@@ -33,4 +45,18 @@ class SchedulerConfig:
             raise ValueError(
                 f"max_num_batched_tokens must be at least max_num_seqs ({self.max_num_seqs}), "
                 f"got {self.max_num_batched_tokens}"
+            )
+        if self.scheduling_policy not in ("fcfs", "priority"):
+            raise ValueError(
+                f"scheduling_policy must be 'fcfs' or 'priority', got {self.scheduling_policy!r}"
+            )
+        if self.long_prefill_token_threshold < 0:
+            raise ValueError(
+                f"long_prefill_token_threshold must be at least 0, "
+                f"got {self.long_prefill_token_threshold}"
+            )
+        if self.max_num_partial_prefills is not None and self.max_num_partial_prefills < 1:
+            raise ValueError(
+                f"max_num_partial_prefills must be None or at least 1, "
+                f"got {self.max_num_partial_prefills}"
             )

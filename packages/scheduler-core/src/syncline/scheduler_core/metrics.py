@@ -18,8 +18,8 @@ class SchedulerMetrics:
     """Counters since construction (`stats`, part of `kv`); the rest says how things stand now.
 
     num_running     sequences that hold a state row
-    num_waiting     sequences in the waiting line
-    num_parked      sequences that wait for an event, in no line
+    num_waiting     unfinished sequences without a state row, parked ones included
+    num_parked      of those, the ones that no plan considers before an event has come
     kv              blocks: a cached one counts as free too unless somebody holds it
     idle_cause      why the latest `plan` returned None; None if it returned a plan
     waiting_cause   why the latest plan left sequences waiting; None if it left none

@@ -13,6 +13,7 @@ from syncline.scheduler_core.drafting import DraftPlanner
 from syncline.scheduler_core.lifecycle import Lifecycle
 from syncline.scheduler_core.pending import StepInFlight
 from syncline.scheduler_core.plan import PrefillChunk, RowJoin, StepPlan
+from syncline.scheduler_core.policies import PrefillPolicy
 from syncline.scheduler_core.sequence import Sequence, order_of
 from syncline.scheduler_core.speculation import DraftCounts
 from syncline.scheduler_core.types import IdleCause, RowId
@@ -21,11 +22,20 @@ from syncline.scheduler_core.types import IdleCause, RowId
 class _Draft:
     """The columns of the plan being made."""
 
-    __slots__ = ("block_copies", "budget", "chunks", "has_preempted", "joined", "new_blocks")
+    __slots__ = (
+        "block_copies",
+        "budget",
+        "chunks",
+        "has_preempted",
+        "joined",
+        "new_blocks",
+        "num_partial",
+    )
 
     def __init__(self) -> None:
         self.budget = 0
         self.has_preempted = False
+        self.num_partial = 0  # Prefills begun that are not final in this plan.
         self.joined: list[RowJoin] = []
         self.new_blocks: list[tuple[RowId, int, tuple[BlockId, ...]]] = []
         self.block_copies: list[tuple[BlockId, BlockId]] = []
@@ -35,7 +45,7 @@ class _Draft:
 class Planner:
     """Makes plans. `waiting_cause`: why the last plan left sequences waiting, if it did."""
 
-    __slots__ = ("_admission", "_config", "_drafts", "_kv", "_life", "waiting_cause")
+    __slots__ = ("_admission", "_config", "_drafts", "_kv", "_life", "_prefills", "waiting_cause")
 
     def __init__(self, config: SchedulerConfig, kv: KVCacheManager, life: Lifecycle) -> None:
         self._config = config
@@ -43,6 +53,7 @@ class Planner:
         self._life = life
         self._admission = Admission(kv, life)
         self._drafts = DraftPlanner(life, config.max_steps_in_flight)
+        self._prefills = PrefillPolicy(config)
         self.waiting_cause: IdleCause | None = None
 
     def plan(
@@ -67,11 +78,13 @@ class Planner:
         num_draft_tokens: tuple[int, ...] | None = None
         if wanted_drafts and batch.rows:
             num_draft_tokens = self._add_drafts(wanted_drafts, window, draft)
-        for sequence in list(life.prefilling.values()):
+        for sequence in self._prefills.in_order(life.prefilling.values()):
             self._add_chunk(sequence, draft)
         # After the decodes: one that was preempted for blocks no longer computes anything.
         for key in self._kv.take_settled():
             life.wake(KeySettled(key))
+        for turn in self._prefills.take_turns(draft.num_partial, life.parked):
+            life.wake(turn)
         self.waiting_cause = None
         if len(life.waiting):
             self.waiting_cause = self._admit_waiting(draft, only_started=only_started)
@@ -167,9 +180,11 @@ class Planner:
     def _add_chunk(self, sequence: Sequence, draft: _Draft) -> None:
         """The next positions of a sequence whose blocks are reserved, as the budget allows."""
         if draft.budget <= 0:
+            draft.num_partial += 1
             return
         assert sequence.row is not None
-        chunk = next_chunk(sequence, sequence.row, draft.budget)
+        chunk = next_chunk(sequence, sequence.row, self._prefills.max_chunk(draft.budget))
+        draft.num_partial += not chunk.is_final
         sequence.issue(chunk.stop)
         draft.chunks.append((sequence, chunk))
         num_tokens = chunk.stop - chunk.start
@@ -208,9 +223,14 @@ class Planner:
             return IdleCause.MAX_NUM_BATCHED_TOKENS
         if not life.rows.num_free:
             return IdleCause.MAX_NUM_SEQS
-        verdict = self._admission.consider(sequence)
+        max_num_new: int | None = None
+        if not self._prefills.may_begin_partial(draft.num_partial):
+            max_num_new = self._prefills.max_chunk(draft.budget)
+        verdict = self._admission.consider(sequence, max_num_new)
         if isinstance(verdict, Parking):
             life.park(sequence, verdict.cause, verdict.event)
+            if verdict.cause is IdleCause.MAX_NUM_PARTIAL_PREFILLS:
+                self._prefills.queue(sequence)
             return verdict.cause
         if not isinstance(verdict, Admitted):
             return verdict

@@ -68,7 +68,8 @@ class StopMatcher(Protocol):
 class Request:
     """One prompt with `num_samples` independent samples.
 
-    priority                  lower runs first; equal ones run in order of arrival
+    priority                  lower runs first, equal ones in order of arrival; must be 0 unless
+                              `SchedulerConfig.scheduling_policy` is "priority"
     cache_salt, adapter_id    KV is shared only with requests that have the same
     use_prefix_cache          False: neither reads nor fills the prefix cache
     required_prompt_columns   columns needed at every prompt position: the prompt is then computed

@@ -13,6 +13,7 @@ from syncline.scheduler_core.lifecycle import Lifecycle
 from syncline.scheduler_core.metrics import SchedulerMetrics
 from syncline.scheduler_core.plan import StepPlan, StepResult
 from syncline.scheduler_core.planning import Planner
+from syncline.scheduler_core.policies import require_priority_allowed
 from syncline.scheduler_core.request import Request
 from syncline.scheduler_core.sequence import Sequence
 from syncline.scheduler_core.speculation import DraftCounts, check_draft_counts
@@ -118,7 +119,7 @@ class Scheduler:
             kv=self._kv.stats,
             num_running=self.num_running,
             num_waiting=self.num_waiting,
-            num_parked=0,
+            num_parked=self.num_parked,
             num_steps_in_flight=self.steps_in_flight,
             kv_epoch=self._kv.kv_epoch,
             weight_version=self.weight_version,
@@ -130,13 +131,15 @@ class Scheduler:
     def add(self, request: Request) -> tuple[SequenceId, ...]:
         """Queue every sample of the request; returns their ids in order of sample index.
 
-        Raises ValueError if an unfinished request has this id or the prompt leaves no room under
-        max_model_len. A prompt that the whole pool cannot hold ends at once, with reason error.
+        Raises ValueError if an unfinished request has this id, if it has a priority that the
+        policy would ignore, or if the prompt leaves no room under max_model_len. A prompt that the
+        whole pool cannot hold ends at once, with reason error.
         """
         if request.request_id in self._life.groups:
             raise ValueError(
                 f"request_id {request.request_id!r} is in use by an unfinished request"
             )
+        require_priority_allowed(self._config, request)
         num_prompt_tokens = len(request.prompt_token_ids)
         if num_prompt_tokens >= self._config.max_model_len:
             raise ValueError(

@@ -13,6 +13,9 @@ RowId: TypeAlias = int
 PauseMode: TypeAlias = Literal["abort", "wait", "keep"]
 """abort: end everything; wait: run what has begun to its end; keep: freeze where it stands."""
 
+SchedulingPolicy: TypeAlias = Literal["fcfs", "priority"]
+"""fcfs: in order of arrival; priority: the lowest number first, equal ones in order of arrival."""
+
 UnfinishedPolicy: TypeAlias = Literal["recompute", "abort", "keep_kv"]
 """What becomes of unfinished sequences when the weights change."""
 
@@ -36,6 +39,7 @@ class IdleCause(StrEnum):
     WAITING_FOR_BLOCKS = "waiting_for_blocks"
     MAX_NUM_SEQS = "max_num_seqs"
     MAX_NUM_BATCHED_TOKENS = "max_num_batched_tokens"
+    MAX_NUM_PARTIAL_PREFILLS = "max_num_partial_prefills"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

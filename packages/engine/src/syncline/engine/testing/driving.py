@@ -44,6 +44,9 @@ def new_scheduler(config: EngineConfig, settings: RunnerSettings) -> Scheduler:
             max_num_batched_tokens=config.max_num_batched_tokens,
             max_model_len=settings.max_model_len,
             max_steps_in_flight=config.max_steps_in_flight,
+            scheduling_policy=config.scheduling_policy,
+            long_prefill_token_threshold=config.long_prefill_token_threshold,
+            max_num_partial_prefills=config.max_num_partial_prefills,
         ),
         KVCacheManager(
             settings.num_kv_blocks,
