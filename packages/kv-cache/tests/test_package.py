@@ -28,6 +28,8 @@ AGREED = [
     "PrefixEntry",
     "PrefixIndex",
     "PrefixMatch",
+    "PromptHold",
+    "PromptHolds",
     "Reservation",
     "StableChain",
     "StableKey",

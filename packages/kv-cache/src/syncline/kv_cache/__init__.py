@@ -19,6 +19,7 @@ from syncline.kv_cache.events import (
 )
 from syncline.kv_cache.manager import KVCacheManager
 from syncline.kv_cache.prefix_index import IndexListener, PrefixEntry, PrefixIndex, chain_key
+from syncline.kv_cache.prompt_hold import PromptHold, PromptHolds
 from syncline.kv_cache.stable_keys import StableChain, StableKey, stable_key, stable_root_key
 from syncline.kv_cache.types import (
     BlockId,
@@ -52,6 +53,8 @@ __all__ = [
     "PrefixEntry",
     "PrefixIndex",
     "PrefixMatch",
+    "PromptHold",
+    "PromptHolds",
     "Reservation",
     "StableChain",
     "StableKey",

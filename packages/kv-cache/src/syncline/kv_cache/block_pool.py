@@ -54,6 +54,10 @@ class BlockPool:
             raise BlockNotHeldError(block_id)
         return self._ref_counts[block_id]
 
+    def is_private(self, block_id: BlockId) -> bool:
+        """Whether it has one holder and no listing, so that its holder may write into it."""
+        return self.ref_count(block_id) == 1 and not self._cached[block_id]
+
     def allocate(self, num_blocks: int) -> list[BlockId] | None:
         """Take `num_blocks` with one holder each; None, with nothing taken, if too few are free.
 

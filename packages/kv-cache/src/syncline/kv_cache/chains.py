@@ -7,7 +7,7 @@ from collections.abc import Callable
 from collections.abc import Sequence as SequenceABC
 
 from syncline.kv_cache.block_table import BlockTable
-from syncline.kv_cache.prefix_index import Chunk
+from syncline.kv_cache.prefix_index import Chunk, PrefixEntry
 from syncline.kv_cache.types import BlockKey, CacheRoot
 
 
@@ -24,6 +24,23 @@ def describe(
         parent_key = table.keys[-1] if table.keys else table.root.key()
         table.chunks.append(chunk)
         table.keys.append(key_of(parent_key, chunk))
+
+
+def adopt_chain(table: BlockTable, source: BlockTable, num_blocks: int) -> None:
+    """The table's first `num_blocks` blocks are those of `source`: so are their keys and listing.
+
+    Both have the same root. Source's blocks need not have keys yet.
+    """
+    if len(table.keys) < num_blocks:
+        table.keys = source.keys[:num_blocks]
+        table.chunks = source.chunks[:num_blocks]
+    parent = source.parent
+    for _ in range(num_blocks, source.num_published):
+        # None: cut by a collision, or no longer listed, so that nothing behind it could be hit.
+        parent = parent.parent if isinstance(parent, PrefixEntry) else None
+    table.parent = parent
+    table.num_published = min(num_blocks, source.num_published)
+    table.num_expected = table.num_published
 
 
 def renew_root(table: BlockTable, kv_epoch: int) -> None:

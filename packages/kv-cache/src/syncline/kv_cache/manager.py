@@ -14,6 +14,7 @@ from syncline.kv_cache.errors import BlockNotHeldError, BlocksInUseError, KVCach
 from syncline.kv_cache.expectations import Expectations
 from syncline.kv_cache.matching import longest_match, verify
 from syncline.kv_cache.prefix_index import IndexListener, PrefixIndex
+from syncline.kv_cache.prompt_hold import PromptHolds
 from syncline.kv_cache.types import (
     BlockId,
     BlockKey,
@@ -29,6 +30,7 @@ class KVCacheManager:
 
     `kv_format` names the dtype and layout of the cache in every hash root. `index` may be replaced
     to force key collisions in a test. `event_log` (a `KVEventLog`) is told what can be hit.
+    `prompt_holds` are shares of computed prompts, which count as holders of blocks.
     Raises ValueError unless both sizes are positive.
     """
 
@@ -43,6 +45,7 @@ class KVCacheManager:
         "_pool",
         "block_size",
         "enable_prefix_caching",
+        "prompt_holds",
     )
 
     def __init__(
@@ -65,6 +68,7 @@ class KVCacheManager:
         self._index.listener = event_log
         self._pool = BlockPool(num_blocks, self._forget_evicted)
         self._leases: set[Lease] = set()
+        self.prompt_holds = PromptHolds(self._pool, self._kv_epoch)
         self._expectations = Expectations()
         self._num_evicted = 0
         self._num_published = 0
@@ -263,6 +267,7 @@ class KVCacheManager:
         pool = BlockPool(num_blocks, self._forget_evicted)
         self._index.clear()
         self._pool = pool
+        self.prompt_holds.renew(pool, self._kv_epoch)
 
     def clear_index(self) -> int:
         """Unlist every cached block; returns how many were listed. Held blocks stay held."""
@@ -280,6 +285,7 @@ class KVCacheManager:
         self.clear_index()
         self._expectations.give_up_watches()
         self._kv_epoch += 1
+        self.prompt_holds.renew(self._pool, self._kv_epoch)
         return self._kv_epoch
 
     def check_integrity(self, tables: Iterable[BlockTable]) -> None:
@@ -295,6 +301,8 @@ class KVCacheManager:
         for lease in self._leases:
             for block_id in lease.block_ids:
                 holders[block_id] += 1
+        for block_id in self.prompt_holds.block_ids:
+            holders[block_id] += 1
         self._pool.check(holders, self._index.block_ids)
         self._expectations.check(tables)
 
