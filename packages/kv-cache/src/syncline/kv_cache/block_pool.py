@@ -48,6 +48,11 @@ class BlockPool:
         """Blocks that `allocate` can give, cached free ones included."""
         return len(self._free) + len(self._evictable)
 
+    @property
+    def num_evictable_blocks(self) -> int:
+        """Free blocks that are cached."""
+        return len(self._evictable)
+
     def ref_count(self, block_id: BlockId) -> int:
         """Number of holders; 0 for a free block. Raises BlockNotHeldError outside the pool."""
         if not 0 <= block_id < len(self._ref_counts):

@@ -87,6 +87,11 @@ class KVCacheManager:
         return len(self._index)
 
     @property
+    def num_evictable_blocks(self) -> int:
+        """Cached blocks that nobody holds: they count as free."""
+        return self._pool.num_evictable_blocks
+
+    @property
     def kv_epoch(self) -> int:
         return self._kv_epoch
 

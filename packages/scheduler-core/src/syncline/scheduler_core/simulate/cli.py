@@ -1,0 +1,96 @@
+"""The command itself: the one place of this package that prints and writes files.
+
+Exit status: 0 for a run that broke nothing, 1 for one that did, 2 for a bad option or a file that
+cannot be written, 130 when interrupted.
+"""
+
+import argparse
+import sys
+from collections.abc import Sequence as SequenceABC
+
+from syncline.scheduler_core.config import SchedulerConfig
+from syncline.scheduler_core.scheduler import Scheduler
+from syncline.scheduler_core.simulate.history import CostModel
+from syncline.scheduler_core.simulate.loop import (
+    BrokenInvariantError,
+    MakeScheduler,
+    Setup,
+    simulate,
+)
+from syncline.scheduler_core.simulate.options import OneLineParser, parse_options
+from syncline.scheduler_core.simulate.report import facts, table
+from syncline.scheduler_core.simulate.workload import Load, Workload, draw_load, ending_model
+
+
+def main(argv: SequenceABC[str], make_scheduler: MakeScheduler = Scheduler) -> int:
+    """Returns the exit status; a bad option raises SystemExit(2)."""
+    try:
+        parser, options = parse_options(argv)
+        return _run(parser, options, make_scheduler)
+    except BrokenInvariantError as error:
+        print(f"simulate: broken: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("simulate: interrupted", file=sys.stderr)
+        return 130
+
+
+def _run(parser: OneLineParser, options: argparse.Namespace, make_scheduler: MakeScheduler) -> int:
+    load, setups = _prepare(parser, options)
+    results = [simulate(load, setup, make_scheduler) for setup in setups]
+    cost = CostModel(us_per_step=options.us_per_step, us_per_token=options.us_per_token)
+    print(_headline(options))
+    print()
+    print(table([facts(result, cost) for result in results]))
+    return 0
+
+
+def _prepare(parser: OneLineParser, options: argparse.Namespace) -> tuple[Load, list[Setup]]:
+    """What to run on what; one line and exit status 2 if the options do not fit each other."""
+    workload = Workload(
+        num_requests=options.num_requests,
+        prompt=options.prompt_len,
+        output=options.output_len,
+        arrival=options.arrival,
+        prefix_len=options.prefix_len,
+        num_prefixes=options.num_prefixes,
+        num_samples=options.num_samples,
+        max_tokens=options.max_tokens,
+        seed=options.seed,
+    )
+    try:
+        config = SchedulerConfig(
+            max_num_seqs=options.max_num_seqs,
+            max_num_batched_tokens=options.max_num_batched_tokens,
+            max_model_len=options.max_model_len,
+            max_steps_in_flight=options.depth,
+        )
+        load = draw_load(workload, config.max_model_len)
+    except ValueError as error:
+        parser.error(str(error))
+    model = ending_model(load, config.max_model_len) if options.check else None
+    setups = [
+        Setup(
+            config=config,
+            num_blocks=num_blocks,
+            block_size=options.block_size,
+            enable_prefix_caching=not options.no_prefix_caching,
+            window=options.window,
+            check_interval=options.check,
+            model=model,
+        )
+        for num_blocks in options.num_blocks
+    ]
+    return load, setups
+
+
+def _headline(options: argparse.Namespace) -> str:
+    """What was run, in two lines."""
+    prefix = f", after {options.prefix_len} in common" if options.prefix_len else ""
+    return (
+        f"{options.num_requests:,} requests x {options.num_samples}, arriving {options.arrival}: "
+        f"prompts {options.prompt_len}{prefix}, outputs {options.output_len}, seed {options.seed}\n"
+        f"at most {options.max_num_seqs:,} sequences and {options.max_num_batched_tokens:,} tokens "
+        f"per step, depth {options.depth}, window {options.window}, "
+        f"blocks of {options.block_size} tokens"
+    )
