@@ -192,7 +192,7 @@ def test_two_sequences_in_a_pool_for_one_and_a_half(lateness: int) -> None:
             lateness=lambda tick, num: num * lateness,
         )
         outcome = run(scenario)
-        outputs.append({key: s.output_token_ids for key, s in outcome.sequences.items()})
+        outputs.append({key: s.output_token_ids[:] for key, s in outcome.sequences.items()})
         preempted = [s.num_preemptions for s in outcome.sequences.values()]
         assert preempted == ([0, 0] if num_blocks == 100 else [0, 1])
     assert outputs[0] == outputs[1]
@@ -216,5 +216,5 @@ def test_an_almost_fully_cached_prompt_in_one_chunk() -> None:
         c = outcome.sequences["c", 0]
         assert c.num_cached_tokens == (12 if caching else 0)
         assert c.prompt_token_ids == (*prompt, 50, 51) and c.num_output_tokens == 3
-        outputs.append(c.output_token_ids)
+        outputs.append(c.output_token_ids[:])
     assert outputs[0] == outputs[1]

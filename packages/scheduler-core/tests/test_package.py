@@ -7,6 +7,7 @@ import syncline.scheduler_core as scheduler_core
 import syncline.scheduler_core.oracle as oracle
 
 AGREED = [
+    "Column",
     "ColumnSpan",
     "FinishReason",
     "IdleCause",

@@ -56,7 +56,7 @@ def finish(
 def test_a_stop_before_the_cap_wins_and_nothing_after_it_is_kept() -> None:
     rules = StopRules(max_tokens=4, stop_token_ids=frozenset({7}))
     sequence = finish([[1], [2, 7, 5]], rules)
-    assert (sequence.output_token_ids, sequence.finish_reason) == ([1, 2, 7], FinishReason.STOP)
+    assert (sequence.output_token_ids[:], sequence.finish_reason) == ([1, 2, 7], FinishReason.STOP)
     assert sequence.stop_reason == 7
     assert len(sequence.logprobs) == 3
 
@@ -64,7 +64,7 @@ def test_a_stop_before_the_cap_wins_and_nothing_after_it_is_kept() -> None:
 def test_the_cap_wins_when_no_stop_comes_before_it() -> None:
     rules = StopRules(max_tokens=4, stop_token_ids=frozenset({7}))
     sequence = finish([[1], [2, 3, 4]], rules)
-    assert (sequence.output_token_ids, sequence.finish_reason) == (
+    assert (sequence.output_token_ids[:], sequence.finish_reason) == (
         [1, 2, 3, 4],
         FinishReason.LENGTH,
     )
@@ -74,7 +74,10 @@ def test_the_cap_wins_when_no_stop_comes_before_it() -> None:
 def test_a_stop_exactly_on_the_cap_is_a_stop() -> None:
     rules = StopRules(max_tokens=4, stop_token_ids=frozenset({7}))
     sequence = finish([[1], [2, 3, 7]], rules)
-    assert (sequence.output_token_ids, sequence.finish_reason) == ([1, 2, 3, 7], FinishReason.STOP)
+    assert (sequence.output_token_ids[:], sequence.finish_reason) == (
+        [1, 2, 3, 7],
+        FinishReason.STOP,
+    )
 
 
 def test_the_earliest_stop_sequence_wins_whatever_their_order_in_the_list() -> None:

@@ -1,5 +1,6 @@
 """Sequences, step plans, preemption and accounting of a continuous-batching scheduler."""
 
+from syncline.scheduler_core.columns import Column
 from syncline.scheduler_core.config import SchedulerConfig
 from syncline.scheduler_core.errors import (
     ResultError,
@@ -33,6 +34,7 @@ from syncline.scheduler_core.types import (
 )
 
 __all__ = [
+    "Column",
     "ColumnSpan",
     "FinishReason",
     "IdleCause",

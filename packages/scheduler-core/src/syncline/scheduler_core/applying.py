@@ -1,24 +1,28 @@
 """What a result means: progress, tokens, ends. Checked whole before anything changes.
 
-The decode path is one loop over the rows (`append_one_to_each`); only rows whose token may end
-them, or that reach a length limit, are looked at one by one.
+A decode step's tokens are one line of the token log, without work per row; only rows whose token
+may end them, or that reach a length limit, are looked at one by one.
 """
 
 import math
+from array import array
 
+from syncline.scheduler_core.columns import MAX_TOKEN_ID, pack_ids, pack_logprobs
 from syncline.scheduler_core.errors import ResultError, StopMatcherError
 from syncline.scheduler_core.lifecycle import Lifecycle
 from syncline.scheduler_core.pending import StepInFlight
 from syncline.scheduler_core.plan import StepResult
-from syncline.scheduler_core.sequence import Sequence, append_one_to_each
+from syncline.scheduler_core.sequence import Sequence
 from syncline.scheduler_core.speculation import new_token_interval
 from syncline.scheduler_core.stopping import earliest_stop
 from syncline.scheduler_core.types import FinishReason, RowId
 from syncline.scheduler_core.verifying import check_window_counts, count_verified, split_counts
 
 
-def check_result(step: StepInFlight, result: StepResult) -> None:
-    """Raise ResultError unless the result has the shape that the step's plan asked for."""
+def check_result(step: StepInFlight, result: StepResult) -> "tuple[array[int], array[float]]":
+    """The result's ids and logprobs, packed. Raises ResultError unless the result has the shape
+    that the step's plan asked for.
+    """
     num_tokens = step.num_yielding_rows if result.counts is None else sum(result.counts)
     for name, values in (("token_ids", result.token_ids), ("logprobs", result.logprobs)):
         if len(values) != num_tokens:
@@ -27,16 +31,33 @@ def check_result(step: StepInFlight, result: StepResult) -> None:
                 f"{name} must have {num_tokens} entries for {step.num_yielding_rows} yielding "
                 f"rows, got {len(values)}",
             )
-    if num_tokens and min(result.token_ids) < 0:
-        raise ResultError(step.step_id, f"token id {min(result.token_ids)} is negative")
+    token_ids = _packed_ids(step, result)
     if result.errors or result.columns:
         _check_rows(step, result)
     if result.counts is not None or result.window_counts is not None or not step.is_plain:
         counts = _counts(step, result)
         _check_counts(step, result, counts)
         check_window_counts(step, result.window_counts, counts)
+    try:
+        logprobs = pack_logprobs(result.logprobs)
+    except TypeError as error:
+        raise ResultError(step.step_id, str(error)) from None
     if not math.isfinite(sum(result.logprobs)):
         _check_logprobs(step, result)
+    return token_ids, logprobs
+
+
+def _packed_ids(step: StepInFlight, result: StepResult) -> "array[int]":
+    try:
+        return pack_ids(result.token_ids)
+    except TypeError as error:
+        raise ResultError(step.step_id, f"token ids must be integers: {error}") from None
+    except OverflowError:
+        wrong = min(result.token_ids)
+        if wrong < 0:
+            raise ResultError(step.step_id, f"token id {wrong} is negative") from None
+        wrong = max(result.token_ids)
+        raise ResultError(step.step_id, f"token id {wrong} is above {MAX_TOKEN_ID}") from None
 
 
 def _check_rows(step: StepInFlight, result: StepResult) -> None:
@@ -110,7 +131,7 @@ class Applier:
         """Raises StepOrderError or ResultError with nothing changed."""
         pending = self._life.pending
         step = pending.oldest(result.step_id)
-        check_result(step, result)
+        token_ids, logprobs = check_result(step, result)
         receivers = self._column_receivers(step, result)
         self._life.clock.enter(now_s)
         without_token = [] if now_s is None else step.without_token
@@ -119,7 +140,7 @@ class Applier:
             self._advance_prefills(step)
         pending.pop()
         if result.counts is None and step.is_plain:
-            self._append_one_each(step, result)
+            self._append_one_each(step, token_ids, logprobs)
         else:
             self._append_counted(step, result)
         for sequence in without_token:
@@ -166,17 +187,26 @@ class Applier:
                 sequence.has_computed_prompt = True
             kv.publish(sequence.table, sequence.token_ids, chunk.stop, step.kv_epoch)
 
-    def _append_one_each(self, step: StepInFlight, result: StepResult) -> None:
-        cursors = step.cursors
-        token_ids, logprobs = result.token_ids, result.logprobs
-        if step.has_ended:
-            live = [i for i, cursor in enumerate(cursors) if not cursor[3].is_finished]
-            self._life.counters.num_surplus_tokens += len(cursors) - len(live)
-            cursors = [cursors[i] for i in live]
-            token_ids = [token_ids[i] for i in live]
-            logprobs = [logprobs[i] for i in live]
-        self._life.counters.num_accepted_tokens += len(cursors)
-        for sequence in append_one_to_each(cursors, token_ids, logprobs):
+    def _append_one_each(
+        self, step: StepInFlight, token_ids: "array[int]", logprobs: "array[float]"
+    ) -> None:
+        counters = self._life.counters
+        counters.num_surplus_tokens += step.num_ended
+        counters.num_accepted_tokens += len(token_ids) - step.num_ended
+        batch, finals = step.batch, step.finals
+        candidates = batch.candidates(token_ids)
+        num_rows = len(batch.rows)
+        if finals:
+            for i, sequence in enumerate(finals, start=num_rows):
+                if not sequence.is_finished:
+                    sequence.append(token_ids[i : i + 1], logprobs[i : i + 1], step.weight_version)
+                    if sequence.may_end_with(token_ids[i]):
+                        candidates.append(sequence)
+            del token_ids[num_rows:]
+            del logprobs[num_rows:]
+        if num_rows:
+            self._life.log.append(batch.outputs, token_ids, logprobs)
+        for sequence in candidates:
             self._settle(sequence, 1)
 
     def _append_counted(self, step: StepInFlight, result: StepResult) -> None:

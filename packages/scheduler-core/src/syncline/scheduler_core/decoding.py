@@ -6,85 +6,164 @@ come. A row that advances by more (it has drafts) is filed anew when planned, on
 tokens than planned when its result is applied: so every day is exact.
 """
 
-from syncline.scheduler_core.sequence import Cursor, Sequence, cursor_of
+from collections.abc import Collection
+from collections.abc import Sequence as SequenceABC
+
+from syncline.scheduler_core.columns import OutputColumns
+from syncline.scheduler_core.sequence import Sequence
 from syncline.scheduler_core.types import RowId, SequenceId
 
 
-class Calendar:
-    """Each filed sequence under one day; constant time to file, remove and take."""
+class _Day:
+    """The sequences filed under one date. Dates move, the object stays."""
 
-    __slots__ = ("_days", "_due")
+    __slots__ = ("date", "sequences")
+
+    def __init__(self, date: int) -> None:
+        self.date = date
+        self.sequences: dict[SequenceId, Sequence] = {}
+
+
+class Calendar:
+    """Each filed sequence under one day; constant time to file, remove, take, and move a day."""
+
+    __slots__ = ("_by_date", "_filed")
 
     def __init__(self) -> None:
-        self._days: dict[int, dict[SequenceId, Sequence]] = {}
-        self._due: dict[SequenceId, int] = {}
+        self._by_date: dict[int, _Day] = {}
+        self._filed: dict[SequenceId, _Day] = {}
 
-    def file(self, sequence: Sequence, day: int) -> None:
+    def file(self, sequence: Sequence, date: int) -> None:
         """The sequence must not be filed already."""
-        seq_id = sequence.seq_id
-        self._due[seq_id] = day
-        entries = self._days.get(day)
-        if entries is None:
-            self._days[day] = {seq_id: sequence}
-        else:
-            entries[seq_id] = sequence
-
-    def file_all(self, sequences: list[Sequence], day: int) -> None:
-        """None of them may be filed already."""
-        entries = self._days.setdefault(day, {})
-        due = self._due
-        for sequence in sequences:
-            seq_id = sequence.seq_id
-            due[seq_id] = day
-            entries[seq_id] = sequence
+        day = self._by_date.get(date)
+        if day is None:
+            day = self._by_date[date] = _Day(date)
+        day.sequences[sequence.seq_id] = sequence
+        self._filed[sequence.seq_id] = day
 
     def remove(self, sequence: Sequence) -> None:
         """No effect if it is not filed."""
-        day = self._due.pop(sequence.seq_id, None)
+        day = self._filed.pop(sequence.seq_id, None)
         if day is None:
             return
-        entries = self._days[day]
-        del entries[sequence.seq_id]
-        if not entries:
-            del self._days[day]
+        del day.sequences[sequence.seq_id]
+        if not day.sequences:
+            del self._by_date[day.date]
 
-    def take(self, day: int) -> list[Sequence]:
-        """The sequences filed under this day, which are filed no longer."""
-        entries = self._days.pop(day, None)
-        if entries is None:
+    def on(self, date: int) -> Collection[Sequence]:
+        """The sequences filed under this date, which stay filed."""
+        day = self._by_date.get(date)
+        return () if day is None else day.sequences.values()
+
+    def take(self, date: int) -> list[Sequence]:
+        """The sequences filed under this date, which are filed no longer."""
+        day = self._by_date.pop(date, None)
+        if day is None:
             return []
-        for seq_id in entries:
-            del self._due[seq_id]
-        return list(entries.values())
+        for seq_id in day.sequences:
+            del self._filed[seq_id]
+        return list(day.sequences.values())
 
-    def has(self, day: int) -> bool:
-        return day in self._days
+    def move(self, date: int, later: int) -> None:
+        """Everybody filed under `date` is now filed under `later`."""
+        if self.has(later):
+            for sequence in self.take(date):
+                self.file(sequence, later)
+            return
+        day = self._by_date.pop(date)
+        day.date = later
+        self._by_date[later] = day
+
+    def has(self, date: int) -> bool:
+        return date in self._by_date
 
     def due(self, sequence: Sequence) -> int | None:
-        return self._due.get(sequence.seq_id)
+        day = self._filed.get(sequence.seq_id)
+        return None if day is None else day.date
 
 
 class DecodeBatch:
-    """The decode rows of one membership, in three aligned columns; never changed once made."""
+    """The decode rows of one membership, in three aligned columns; never changed once made.
 
-    __slots__ = ("cursors", "rows", "sequences")
+    ending       every id that may end a member
+    is_watched   a member must be looked at after every token
+    """
+
+    __slots__ = ("ending", "is_watched", "outputs", "rows", "sequences")
 
     def __init__(
-        self, rows: tuple[RowId, ...], sequences: list[Sequence], cursors: list[Cursor]
+        self, rows: tuple[RowId, ...], sequences: list[Sequence], endings: "EndingIds"
     ) -> None:
         self.rows = rows
         self.sequences = sequences
-        self.cursors = cursors
+        self.outputs: list[OutputColumns] = [sequence.outputs for sequence in sequences]
+        self.ending = endings.union
+        self.is_watched = endings.num_watched > 0
+
+    def candidates(self, token_ids: SequenceABC[int]) -> list[Sequence]:
+        """Unfinished members whose token, here in their order, may end them."""
+        if not self.is_watched and self.ending.isdisjoint(token_ids):
+            return []
+        return [
+            sequence
+            for sequence, token_id in zip(self.sequences, token_ids, strict=False)
+            if sequence.may_end_with(token_id) and not sequence.is_finished
+        ]
+
+
+class EndingIds:
+    """The ids that may end any of the members, counted so that members may come and go."""
+
+    __slots__ = ("_num_members", "num_watched", "union")
+
+    def __init__(self) -> None:
+        self._num_members: dict[frozenset[int], int] = {}
+        self.num_watched = 0  # Members of which every token must be looked at.
+        self.union: frozenset[int] = frozenset()
+
+    def add(self, ids: frozenset[int] | None) -> None:
+        if ids is None:
+            self.num_watched += 1
+        elif ids in self._num_members:
+            self._num_members[ids] += 1
+        else:
+            self._num_members[ids] = 1
+            self.union |= ids
+
+    def discard(self, ids: frozenset[int] | None) -> None:
+        """Undo one `add` of the same ids."""
+        if ids is None:
+            self.num_watched -= 1
+            return
+        self._num_members[ids] -= 1
+        if not self._num_members[ids]:
+            del self._num_members[ids]
+            self.union = frozenset().union(*self._num_members)
 
 
 class DecodeSet:
-    """Members in order of joining. A member holds a row and may yield a token in the next plan."""
+    """A member holds a row and may yield a token in the next plan.
 
-    __slots__ = ("_batch", "_blocks", "_clock", "_cursors", "_lengths", "rows")
+    Members keep their places: one that joins takes the next, and when one leaves, the last takes
+    its place. So a change of membership concerns a place or two, not everyone behind it.
+    """
+
+    __slots__ = (
+        "_batch",
+        "_blocks",
+        "_clock",
+        "_endings",
+        "_lengths",
+        "_places",
+        "_rows",
+        "_sequences",
+    )
 
     def __init__(self) -> None:
-        self.rows: dict[SequenceId, RowId] = {}
-        self._cursors: dict[SequenceId, Cursor] = {}
+        self._rows: list[RowId] = []
+        self._sequences: list[Sequence] = []
+        self._places: dict[SequenceId, int] = {}  # Index in both lists.
+        self._endings = EndingIds()
         self._batch: DecodeBatch | None = None  # Made when asked for after a change.
         self._clock = 0  # Tokens planned per row so far.
         self._blocks = Calendar()  # The clock at which a row has no reserved position left.
@@ -94,29 +173,34 @@ class DecodeSet:
     def batch(self) -> DecodeBatch:
         """The same object while membership is unchanged."""
         if self._batch is None:
-            cursors = list(self._cursors.values())
-            sequences = [cursor[3] for cursor in cursors]
-            self._batch = DecodeBatch(tuple(self.rows.values()), sequences, cursors)
+            self._batch = DecodeBatch(tuple(self._rows), self._sequences.copy(), self._endings)
         return self._batch
 
     def __contains__(self, sequence: Sequence) -> bool:
-        return sequence.seq_id in self.rows
+        return sequence.seq_id in self._places
 
     def __len__(self) -> int:
-        return len(self.rows)
+        return len(self._rows)
 
     def add(self, sequence: Sequence, row: RowId) -> None:
         """From the next plan on the sequence decodes; at least one more token is allowed."""
-        self.rows[sequence.seq_id] = row
-        self._cursors[sequence.seq_id] = cursor_of(sequence)
+        self._places[sequence.seq_id] = len(self._rows)
+        self._rows.append(row)
+        self._sequences.append(sequence)
+        self._endings.add(sequence.stop_candidates)
         self._batch = None
         self.file(sequence)
 
     def discard(self, sequence: Sequence) -> None:
         """No effect if it is not a member."""
-        if self.rows.pop(sequence.seq_id, None) is None:
+        place = self._places.pop(sequence.seq_id, None)
+        if place is None:
             return
-        del self._cursors[sequence.seq_id]
+        row, last = self._rows.pop(), self._sequences.pop()
+        if last is not sequence:
+            self._rows[place], self._sequences[place] = row, last
+            self._places[last.seq_id] = place
+        self._endings.discard(sequence.stop_candidates)
         self._batch = None
         self._blocks.remove(sequence)
         self._lengths.remove(sequence)
@@ -146,9 +230,14 @@ class DecodeSet:
         assert day is not None  # Every member is filed.
         return day - self._clock
 
-    def postpone(self, sequences: list[Sequence], num_positions: int) -> None:
-        """Sequences short at this very clock have got so many positions each."""
-        self._blocks.file_all(sequences, self._clock + num_positions)
+    @property
+    def short_of_blocks(self) -> Collection[Sequence]:
+        """Members that have no reserved position for their next token."""
+        return self._blocks.on(self._clock)
+
+    def postpone_short(self, num_positions: int) -> None:
+        """Those `short_of_blocks` have got so many positions each."""
+        self._blocks.move(self._clock, self._clock + num_positions)
 
     def window_within_lengths(self, window: int) -> int:
         """The longest window, at most `window`, that takes no row past its length limit."""
@@ -163,8 +252,8 @@ class DecodeSet:
         Each is to be filed again, or discarded.
         """
         short = self._blocks.take(self._clock)
-        for day in range(self._clock + 1, self._clock + window):
-            short += self._blocks.take(day)
+        for date in range(self._clock + 1, self._clock + window):
+            short += self._blocks.take(date)
         return short
 
     def advance(self, window: int) -> list[Sequence]:
@@ -185,4 +274,14 @@ class DecodeSet:
             return f"block day {blocks_due} at clock {self._clock} with room for {room}"
         if length_due != self._clock + left or left < 1:
             return f"length day {length_due} at clock {self._clock} with {left} tokens left"
+        place = self._places[sequence.seq_id]
+        if self._sequences[place] is not sequence or self._rows[place] != sequence.row:
+            return f"place {place} of the batch is somebody else's"
+        if (
+            sequence.stop_candidates is not None
+            and not sequence.stop_candidates <= self.batch.ending
+        ):
+            return "the batch does not know every id that may end it"
+        if sequence.stop_candidates is None and not self.batch.is_watched:
+            return "the batch does not know that every token must be looked at"
         return None

@@ -21,8 +21,9 @@ def check_integrity(life: Lifecycle, num_rows: int) -> None:
 
 def _contradictions(life: Lifecycle, num_rows: int) -> Iterator[str]:
     yield from _places(life, num_rows)
+    life.log.check()
     for sequence in life.sequences.values():
-        for detail in (*_columns(sequence), *_progress(life, sequence)):
+        for detail in (*_columns(life, sequence), *_progress(life, sequence)):
             yield f"{sequence!r}: {detail}"
     for sequence, _, event in life.parked:
         if sequence.row is not None or not is_awaited(life, event):
@@ -55,10 +56,14 @@ def _places(life: Lifecycle, num_rows: int) -> Iterator[str]:
         yield "the groups are not exactly the unfinished sequences"
 
 
-def _columns(sequence: Sequence) -> Iterator[str]:
-    num_outputs = sequence.num_output_tokens
-    if len(sequence.logprobs) != num_outputs:
-        yield f"{len(sequence.logprobs)} logprobs for {num_outputs} output tokens"
+def _columns(life: Lifecycle, sequence: Sequence) -> Iterator[str]:
+    # Nothing here reads a token: that would deliver it, and hide what comes of not having done so.
+    outputs = sequence.outputs
+    num_outputs = len(outputs)
+    if len(outputs.ids) != len(outputs.logprobs) or outputs.is_closed:
+        yield f"{len(outputs.logprobs)} logprobs for {len(outputs.ids)} output tokens"
+    if outputs.log is not None and not life.log.has_place_for(outputs):
+        yield f"place {outputs.position} of the token log is not its own"
     num_versioned = sum(count for _, count in sequence.version_runs)
     if num_versioned != num_outputs:
         yield f"{num_versioned} output tokens have a weight version"

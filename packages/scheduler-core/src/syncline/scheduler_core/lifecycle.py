@@ -11,6 +11,7 @@ applied. A move keeps rows, blocks, decode set and line in step; nobody else cha
 """
 
 from syncline.kv_cache import KVCacheManager
+from syncline.scheduler_core.columns import TokenLog
 from syncline.scheduler_core.decoding import DecodeSet
 from syncline.scheduler_core.parking import Event, ParkingLot
 from syncline.scheduler_core.pending import PendingSteps
@@ -43,6 +44,7 @@ class Lifecycle:
         "finished",
         "groups",
         "kv",
+        "log",
         "parked",
         "pending",
         "prefilling",
@@ -56,6 +58,7 @@ class Lifecycle:
         self.kv = kv
         self.clock = Clock()
         self.counters = Counters()
+        self.log = TokenLog()
         self.pending = PendingSteps()
         self.rows = RowPool(num_rows)
         self.sequences: dict[SequenceId, Sequence] = {}
@@ -157,6 +160,7 @@ class Lifecycle:
         else:
             # KV of a row that failed is not to be trusted.
             self._give_up_row(sequence, publish=reason is not FinishReason.ERROR)
+        sequence.outputs.close()
         sequence.finish_reason = reason
         sequence.finish_detail = detail
         sequence.stop_reason = stop_reason
@@ -166,7 +170,7 @@ class Lifecycle:
         del group.sequences[sequence.seq_id]
         if not group.sequences:
             del self.groups[sequence.request_id]
-        self.pending.note_end()
+        self.pending.note_end(sequence)
         self.finished.append(sequence)
 
     def _give_up_row(self, sequence: Sequence, *, publish: bool) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from syncline.scheduler_core.decoding import DecodeBatch
 from syncline.scheduler_core.errors import StepOrderError
 from syncline.scheduler_core.plan import PrefillChunk
-from syncline.scheduler_core.sequence import Cursor, Sequence, cursor_of
+from syncline.scheduler_core.sequence import Sequence
 from syncline.scheduler_core.speculation import new_token_interval
 from syncline.scheduler_core.types import RowId, SequenceId
 
@@ -22,7 +22,7 @@ class StepInFlight:
     chunks      prefill chunks in plan order
     drafts      decode rows with drafts: how many each has, by sequence
     capped      sequences that reach a length limit if the step yields all it may
-    has_ended   a sequence has ended since the step was planned: its row may be surplus
+    num_ended   yielding rows whose sequences have ended since the step was planned: surplus
     """
 
     __slots__ = (
@@ -31,9 +31,9 @@ class StepInFlight:
         "chunks",
         "drafts",
         "finals",
-        "has_ended",
         "kv_epoch",
         "num_draft_tokens",
+        "num_ended",
         "step_id",
         "weight_version",
         "window",
@@ -62,7 +62,7 @@ class StepInFlight:
         self.chunks = chunks
         self.finals = [sequence for sequence, chunk in chunks if chunk.is_final]
         self.capped: list[Sequence] = []
-        self.has_ended = False
+        self.num_ended = 0
 
     @property
     def is_plain(self) -> bool:
@@ -93,12 +93,13 @@ class StepInFlight:
         """Sequences whose first token may be in this step: it always comes from a final chunk."""
         return [sequence for sequence in self.finals if not sequence.output_token_ids]
 
-    @property
-    def cursors(self) -> list[Cursor]:
-        """Of the yielding rows, in the order of the result."""
-        if not self.finals:
-            return self.batch.cursors
-        return [*self.batch.cursors, *map(cursor_of, self.finals)]
+    def max_new_tokens(self, sequence: Sequence) -> int:
+        """Of this sequence, by its own notes; 0 if the step has no yielding row of it."""
+        if self.step_id == sequence.final_step:
+            return 1
+        if sequence.decode_from <= self.step_id <= sequence.decode_to:
+            return self.max_decode_tokens(sequence)
+        return 0
 
     def sequences_by_row(self) -> dict[RowId, Sequence]:
         by_row = dict(zip(self.batch.rows, self.batch.sequences, strict=True))
@@ -145,16 +146,14 @@ class PendingSteps:
     def pop(self) -> None:
         self._steps.popleft()
 
-    def note_end(self) -> None:
-        """A sequence ended: its rows in flight, if any, have become surplus."""
+    def note_end(self, sequence: Sequence) -> None:
+        """The sequence has just ended: its rows in flight, if any, have become surplus."""
         for step in self._steps:
-            step.has_ended = True
+            if step.max_new_tokens(sequence):
+                step.num_ended += 1
 
     def max_new_tokens(self, sequence: Sequence) -> int:
         total = 0
         for step in self._steps:
-            if step.step_id == sequence.final_step:
-                total += 1
-            elif sequence.decode_from <= step.step_id <= sequence.decode_to:
-                total += step.max_decode_tokens(sequence)
+            total += step.max_new_tokens(sequence)
         return total

@@ -124,12 +124,9 @@ class Planner:
     def _reserve_decodes(self, window: int, draft: _Draft) -> None:
         """Every member of the decode set gets its next `window` positions, or is preempted."""
         decoding = self._life.decoding
+        if window == 1 and self._extend_each(draft):
+            return
         short = decoding.take_short_of_blocks(window)
-        if not short:
-            return
-        if window == 1 and len(short) <= self._kv.num_free_blocks:
-            self._extend_each(short, draft)
-            return
         reserve = self._kv.reserve
         # Oldest first: a victim is never older, so it has not been given blocks in this plan.
         short.sort(key=order_of)
@@ -149,16 +146,22 @@ class Planner:
                 draft.new_blocks.append((row, first_new, reservation.new_block_ids))
             decoding.file_blocks(sequence, target_len)
 
-    def _extend_each(self, short: list[Sequence], draft: _Draft) -> None:
-        """One block more for each of these rows; there are enough."""
-        rows = self._life.decoding.rows
+    def _extend_each(self, draft: _Draft) -> bool:
+        """One block more for each row that lacks its next position; False if there are too few."""
+        decoding = self._life.decoding
+        short = decoding.short_of_blocks
+        if not short:
+            return True
         block_ids = self._kv.extend_each([sequence.table for sequence in short])
-        assert block_ids is not None
-        draft.new_blocks = [
-            (rows[sequence.seq_id], len(sequence.table.block_ids) - 1, (block_id,))
-            for sequence, block_id in zip(short, block_ids, strict=True)
-        ]
-        self._life.decoding.postpone(short, self._kv.block_size)
+        if block_ids is None:
+            return False
+        new_blocks = draft.new_blocks
+        for sequence, block_id in zip(short, block_ids, strict=True):
+            assert sequence.row is not None
+            index = len(sequence.table.block_ids) - 1
+            new_blocks.append((sequence.row, index, (block_id,)))
+        decoding.postpone_short(self._kv.block_size)
+        return True
 
     def _add_drafts(
         self, wanted: DraftCounts, window: int, draft: _Draft

@@ -1,19 +1,19 @@
 """One token stream: the tokens that exist, how far their KV is, and where the sequence stands.
 
 Only tokens that exist are stored: nothing stands in for a token that is being sampled. What steps
-in flight may still yield is derived from them (`PendingTokens`). The three output columns (ids,
-logprobs, runs of weight version) grow in this module alone, together.
+in flight may still yield is derived from them (`PendingTokens`). The output columns are packed, and
+decode steps reach them by way of a log (`columns`); runs of weight version are kept here.
 
     0 <= num_computed_tokens <= num_issued_tokens <= target_len
     [0, num_computed_tokens)                   KV exists; moved by results
     [num_computed_tokens, num_issued_tokens)   a step in flight writes it; moved by plans
 """
 
-from collections.abc import Callable, Container
 from collections.abc import Sequence as SequenceABC
-from typing import Final, Protocol, TypeAlias
+from typing import Final, Protocol
 
 from syncline.kv_cache import BlockTable
+from syncline.scheduler_core.columns import Column, OutputColumns
 from syncline.scheduler_core.request import Request, StopMatcher
 from syncline.scheduler_core.timings import RequestTimings, SequenceSummary
 from syncline.scheduler_core.types import FinishReason, RowId, SequenceId
@@ -36,6 +36,8 @@ class Sequence:
     row             the state row held, None while waiting or finished
     table           the sequence's blocks; empty while it holds no row
     num_cached_tokens   prefix hits of the latest admission; `summary` tells those of the first
+    outputs         the packed output columns; read them as `output_token_ids` and `logprobs`
+    stop_candidates ids that may end it as its last token; None: every token must be looked at
     columns         name -> position -> the first value that came for it
     final_step      the step of the final prefill chunk since the last admission, NEVER before
     decode_from/to  ids of the steps, in this admission, whose decode rows contain the sequence
@@ -59,7 +61,6 @@ class Sequence:
         "first_token_s",
         "has_computed_prompt",
         "length_detail",
-        "logprobs",
         "max_computed_tokens",
         "max_total_tokens",
         "num_cached_prompt_tokens",
@@ -68,7 +69,7 @@ class Sequence:
         "num_prompt_tokens",
         "num_recomputed_tokens",
         "order_key",
-        "output_token_ids",
+        "outputs",
         "prompt_token_ids",
         "request",
         "request_id",
@@ -90,7 +91,7 @@ class Sequence:
         *,
         pending: PendingTokens,
         table: BlockTable,
-        stop_candidates: Container[int],
+        stop_candidates: frozenset[int] | None,
     ) -> None:
         self.seq_id = seq_id
         self.request = request
@@ -99,8 +100,7 @@ class Sequence:
         self.order_key = (request.priority, seq_id)
         self.prompt_token_ids = request.prompt_token_ids
         self.num_prompt_tokens = len(request.prompt_token_ids)
-        self.output_token_ids: list[int] = []
-        self.logprobs: list[float] = []
+        self.outputs = OutputColumns()
         self.columns: dict[str, dict[int, object]] = {}
         self._version_starts: list[tuple[int, int]] = []  # (version, index of its first output)
         self._pending = pending
@@ -139,19 +139,29 @@ class Sequence:
         )
 
     @property
+    def output_token_ids(self) -> Column[int]:
+        return Column(self.outputs, self.outputs.ids)
+
+    @property
+    def logprobs(self) -> Column[float]:
+        """Of each output token, as it came."""
+        return Column(self.outputs, self.outputs.logprobs)
+
+    @property
     def num_output_tokens(self) -> int:
-        return len(self.output_token_ids)
+        return len(self.outputs)
 
     @property
     def num_tokens(self) -> int:
-        return self.num_prompt_tokens + len(self.output_token_ids)
+        return self.num_prompt_tokens + len(self.outputs)
 
     @property
     def token_ids(self) -> tuple[int, ...]:
         """Prompt and output ids. Linear in the length once there is output: not for every step."""
-        if not self.output_token_ids:
+        if not len(self.outputs):
             return self.prompt_token_ids
-        return (*self.prompt_token_ids, *self.output_token_ids)
+        self.outputs.settle()
+        return (*self.prompt_token_ids, *self.outputs.ids)
 
     @property
     def version_runs(self) -> list[tuple[int, int]]:
@@ -215,27 +225,31 @@ class Sequence:
     def append(
         self, token_ids: SequenceABC[int], logprobs: SequenceABC[float], version: int
     ) -> None:
-        """Grow all three output columns. Raises ValueError unless there is a logprob per token."""
-        if len(token_ids) != len(logprobs):
-            raise ValueError(
-                f"logprobs must be one per token ({len(token_ids)}), got {len(logprobs)}"
-            )
-        self.start_version(version)
-        self.output_token_ids.extend(token_ids)
-        self.logprobs.extend(logprobs)
+        """Grow every output column. Raises ValueError, with nothing changed, for a token without a
+        logprob or an id that cannot be kept.
+        """
+        num_before = len(self.outputs)
+        self.outputs.append(token_ids, logprobs)
+        self._start_version_at(num_before, version)
+
+    def may_end_with(self, token_id: int) -> bool:
+        """Whether it is worth asking if the sequence ends at this token, its last."""
+        return self.stop_candidates is None or token_id in self.stop_candidates
 
     def start_version(self, version: int) -> None:
         """Output tokens from here on were sampled under this weight version."""
+        self._start_version_at(len(self.outputs), version)
+
+    def _start_version_at(self, start: int, version: int) -> None:
         runs = self._version_starts
-        if runs and runs[-1][1] == len(self.output_token_ids):
+        if runs and runs[-1][0] != version and runs[-1][1] == start:
             runs.pop()
         if not runs or runs[-1][0] != version:
-            runs.append((version, len(self.output_token_ids)))
+            runs.append((version, start))
 
     def truncate(self, num_output_tokens: int) -> None:
         """Drop output tokens beyond `num_output_tokens`, in every column."""
-        del self.output_token_ids[num_output_tokens:]
-        del self.logprobs[num_output_tokens:]
+        self.outputs.truncate(num_output_tokens)
         while self._version_starts and self._version_starts[-1][1] > num_output_tokens:
             self._version_starts.pop()
 
@@ -302,34 +316,3 @@ class Sequence:
 def order_of(sequence: Sequence) -> tuple[int, int]:
     """Sorts by priority, then arrival: the first is admitted first, the last preempted first."""
     return sequence.order_key
-
-
-Cursor: TypeAlias = tuple[Callable[[int], None], Callable[[float], None], Container[int], Sequence]
-"""What the decode path needs of a sequence: grow ids, grow logprobs, ids to look at, itself."""
-
-
-def cursor_of(sequence: Sequence) -> Cursor:
-    return (
-        sequence.output_token_ids.append,
-        sequence.logprobs.append,
-        sequence.stop_candidates,
-        sequence,
-    )
-
-
-def append_one_to_each(
-    cursors: SequenceABC[Cursor], token_ids: SequenceABC[int], logprobs: SequenceABC[float]
-) -> list[Sequence]:
-    """`append` of one token to each sequence, under the version it last started.
-
-    Returns the sequences whose token may end them. The three arguments have one length.
-    """
-    candidates: list[Sequence] = []
-    for (append_id, append_logprob, ending, sequence), token_id, logprob in zip(
-        cursors, token_ids, logprobs, strict=True
-    ):
-        append_id(token_id)
-        append_logprob(logprob)
-        if token_id in ending:
-            candidates.append(sequence)
-    return candidates

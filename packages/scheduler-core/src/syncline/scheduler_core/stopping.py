@@ -5,26 +5,13 @@ position is a number of output tokens kept. At one position a stop id comes befo
 that before a stop string, and any of them before a length.
 """
 
-from collections.abc import Container
+from collections.abc import Sequence as SequenceABC
 from dataclasses import dataclass
-from typing import Final
 
 from syncline.scheduler_core.errors import StopMatcherError
 from syncline.scheduler_core.request import Request, StopMatch, StopMatcher, StopRules
 from syncline.scheduler_core.sequence import Sequence
 from syncline.scheduler_core.types import FinishReason
-
-
-class _EveryToken:
-    """A container of all ids, for rows that must be looked at after each token."""
-
-    __slots__ = ()
-
-    def __contains__(self, token_id: object) -> bool:
-        return True
-
-
-EVERY_TOKEN: Final[Container[int]] = _EveryToken()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,10 +24,13 @@ class Stop:
     stop_reason: int | str | None = None
 
 
-def stop_candidates(request: Request) -> Container[int]:
-    """Ids that may end a sample of this request, as its last token: a superset, quick to ask."""
+def stop_candidates(request: Request) -> frozenset[int] | None:
+    """Ids that may end a sample of this request, as its last token: a superset, quick to ask.
+
+    None: a matcher must be asked after every token.
+    """
     if request.make_stop_matcher is not None:
-        return EVERY_TOKEN
+        return None
     last_ids = {sequence[-1] for sequence in request.stop.stop_sequences}
     return request.stop.ending_token_ids | last_ids
 
@@ -78,7 +68,7 @@ def earliest_stop(sequence: Sequence, num_new: int) -> Stop | None:
     return stop
 
 
-def _ask(matcher: StopMatcher, outputs: list[int], first: int) -> StopMatch | None:
+def _ask(matcher: StopMatcher, outputs: SequenceABC[int], first: int) -> StopMatch | None:
     """The matcher's answer for kept counts [first, len(outputs)]."""
     asked = f"a stop matcher, asked to keep between {first} and {len(outputs)} tokens"
     try:
@@ -90,7 +80,9 @@ def _ask(matcher: StopMatcher, outputs: list[int], first: int) -> StopMatch | No
     return match
 
 
-def _earliest_by_ids(rules: StopRules, outputs: list[int], first: int, last: int) -> Stop | None:
+def _earliest_by_ids(
+    rules: StopRules, outputs: SequenceABC[int], first: int, last: int
+) -> Stop | None:
     ending = rules.ending_token_ids
     for kept in range(first, last + 1):
         token_id = outputs[kept - 1]
