@@ -117,6 +117,10 @@ class KVCacheManager:
         )
         return BlockTable(root, self.block_size, cacheable=cacheable)
 
+    def is_current(self, table: BlockTable) -> bool:
+        """Whether KV in this table's blocks still has its meaning: no epoch has begun since."""
+        return table.root.kv_epoch == self._kv_epoch
+
     def fits(self, num_tokens: int) -> bool:
         """Whether the whole pool could hold this many tokens of one sequence."""
         return num_tokens <= self.num_blocks * self.block_size

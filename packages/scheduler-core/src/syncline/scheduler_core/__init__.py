@@ -2,12 +2,15 @@
 
 from syncline.scheduler_core.columns import Column
 from syncline.scheduler_core.config import SchedulerConfig
+from syncline.scheduler_core.connectors import KVLoad, KVStore, OffloadConnector, TransferId
 from syncline.scheduler_core.errors import (
     ResultError,
     SchedulerError,
     StateError,
     StepOrderError,
     StepsInFlightError,
+    TransferError,
+    TransfersInFlightError,
 )
 from syncline.scheduler_core.metrics import SchedulerMetrics
 from syncline.scheduler_core.plan import (
@@ -38,6 +41,9 @@ __all__ = [
     "ColumnSpan",
     "FinishReason",
     "IdleCause",
+    "KVLoad",
+    "KVStore",
+    "OffloadConnector",
     "PauseMode",
     "PrefillChunk",
     "Request",
@@ -63,5 +69,8 @@ __all__ = [
     "StopMatch",
     "StopMatcher",
     "StopRules",
+    "TransferError",
+    "TransferId",
+    "TransfersInFlightError",
     "UnfinishedPolicy",
 ]

@@ -5,12 +5,13 @@ Blocks for every known token are reserved at once, so a prefill that has begun n
 
 from dataclasses import dataclass
 
-from syncline.kv_cache import BlockKey, KVCacheManager, PrefixMatch, Reservation
+from syncline.kv_cache import BlockKey, KVCacheManager, PrefixMatch, Reservation, StableKey
 from syncline.scheduler_core.lifecycle import Lifecycle
 from syncline.scheduler_core.parking import Event
 from syncline.scheduler_core.policies import PartialTurn
 from syncline.scheduler_core.preemption import headroom_blocks
 from syncline.scheduler_core.sequence import Sequence
+from syncline.scheduler_core.transfers import LoadingAllowed
 from syncline.scheduler_core.types import IdleCause, SequenceId
 
 _NO_MATCH = PrefixMatch()
@@ -24,15 +25,17 @@ class KeySettled:
 
 
 def is_awaited(life: Lifecycle, event: Event) -> bool:
-    """Whether an event of this room is still to come; True for any other's."""
-    return not isinstance(event, KeySettled) or life.kv.is_awaited(event.key)
+    """Whether an event that sequences are parked on is still to come."""
+    if isinstance(event, KeySettled):
+        return life.kv.is_awaited(event.key)
+    return life.transfers.is_awaited(event)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Admitted:
-    """The table is filled; KV of the first `num_cached_tokens` exists after the copies."""
+    """The table is filled; KV of the first `num_computed_tokens` exists after the copies."""
 
-    num_cached_tokens: int
+    num_computed_tokens: int
     reservation: Reservation
 
 
@@ -62,26 +65,65 @@ class Admission:
 
         max_num_new: it may begin only with at most so many positions left to compute; None: with
         any number. A Parking concerns it alone; after a refusal by an IdleCause nobody younger may
-        start.
+        start. One that is parked until its KV has been loaded has its table filled, and is admitted
+        with it later.
         """
         if sequence.resume_after > self._life.pending.last_applied_id:
             return IdleCause.WAITING_FOR_RESULTS
+        if sequence.table.block_ids:
+            verdict = self._consider_loaded(sequence, max_num_new)
+            if verdict is not None:
+                return verdict
         if self._is_refused_again(sequence):
             return IdleCause.WAITING_FOR_BLOCKS
         match = self._match(sequence)
-        if match.awaited_key is not None:
-            self._kv.watch(match.awaited_key)
-            return Parking(cause=IdleCause.WAITING_FOR_PREFIX, event=KeySettled(match.awaited_key))
-        if max_num_new is not None and sequence.target_len - match.num_tokens > max_num_new:
-            event = PartialTurn(sequence.seq_id)
-            return Parking(cause=IdleCause.MAX_NUM_PARTIAL_PREFILLS, event=event)
+        keys = self._life.transfers.loadable_keys(sequence, match.num_tokens)
+        parking = self._wait_for(sequence, match, bool(keys), max_num_new)
+        if parking is not None:
+            return parking
         if not self._has_headroom(sequence):
             return self._refuse(sequence)
         reservation = self._kv.reserve(sequence.table, sequence.target_len, match)
         if reservation is None:
             return self._refuse(sequence)
         self._refused = None
-        return Admitted(num_cached_tokens=match.num_tokens, reservation=reservation)
+        if keys:
+            return self._begin_load(sequence, match.num_tokens, keys)
+        return Admitted(num_computed_tokens=match.num_tokens, reservation=reservation)
+
+    def _wait_for(
+        self, sequence: Sequence, match: PrefixMatch, would_load: bool, max_num_new: int | None
+    ) -> Parking | None:
+        """What it should wait for although there might be blocks for it."""
+        if match.awaited_key is not None:
+            self._kv.watch(match.awaited_key)
+            return Parking(cause=IdleCause.WAITING_FOR_PREFIX, event=KeySettled(match.awaited_key))
+        if would_load:
+            if self._life.transfers.may_load:
+                return None
+            return Parking(cause=IdleCause.WAITING_FOR_TRANSFER, event=LoadingAllowed())
+        if _is_too_long(sequence, match.num_tokens, max_num_new):
+            return _until_turn(sequence)
+        return None
+
+    def _consider_loaded(
+        self, sequence: Sequence, max_num_new: int | None
+    ) -> Admitted | Parking | None:
+        """It has its blocks already; None if what is in them has lost its meaning since."""
+        if not self._kv.is_current(sequence.table):
+            self._life.transfers.drop(sequence)
+            return None
+        if _is_too_long(sequence, sequence.num_computed_tokens, max_num_new):
+            return _until_turn(sequence)
+        return Admitted(num_computed_tokens=sequence.num_computed_tokens, reservation=Reservation())
+
+    def _begin_load(
+        self, sequence: Sequence, num_local_tokens: int, keys: tuple[StableKey, ...]
+    ) -> Parking:
+        # It has begun, and so is run to its end while new requests are held back.
+        self._life.groups[sequence.request_id].has_started = True
+        event = self._life.transfers.begin_load(sequence, num_local_tokens, keys)
+        return Parking(cause=IdleCause.WAITING_FOR_TRANSFER, event=event)
 
     def _match(self, sequence: Sequence) -> PrefixMatch:
         # Columns of every prompt position exist only once each has been computed here.
@@ -90,7 +132,8 @@ class Admission:
         return self._kv.match(sequence.table, sequence.token_ids, sequence.target_len - 1)
 
     def _has_headroom(self, sequence: Sequence) -> bool:
-        headroom = headroom_blocks(sequence, len(self._life.running))
+        life = self._life
+        headroom = headroom_blocks(sequence, len(life.running) + life.transfers.num_holding)
         if not headroom:
             return True
         # Hits may be held by others already: counting all but the held ones would need more of
@@ -112,3 +155,12 @@ class Admission:
             and self._kv.num_free_blocks <= num_free
             and self._kv.num_cached_blocks == num_cached
         )
+
+
+def _is_too_long(sequence: Sequence, num_computed_tokens: int, max_num_new: int | None) -> bool:
+    return max_num_new is not None and sequence.target_len - num_computed_tokens > max_num_new
+
+
+def _until_turn(sequence: Sequence) -> Parking:
+    event = PartialTurn(sequence.seq_id)
+    return Parking(cause=IdleCause.MAX_NUM_PARTIAL_PREFILLS, event=event)

@@ -132,8 +132,10 @@ class Control:
         self.require_idle_device("resize the pool")
         if num_blocks < 1:
             raise ValueError(f"num_blocks must be at least 1, got {num_blocks}")
+        self._life.transfers.require_none("resize the pool")
         self._life.clock.enter(now_s)
         self._life.preempt_all()
+        self._life.transfers.lose_pool()
         self._kv.resize(num_blocks)
         for sequence in list(self._life.sequences.values()):
             self.set_limit(sequence)

@@ -4,12 +4,14 @@
     |-- StepOrderError       a result came for another step than the oldest one in flight
     |-- ResultError          a result does not have the shape its plan asked for
     |-- StepsInFlightError   an action that needs an idle device found steps in flight
+    |-- TransferError        a transfer was reported that is not under way
+    |-- TransfersInFlightError   an action that needs every block found transfers that own some
     |-- StopMatcherError     a stop matcher failed; caught here, it ends that one sequence
     |-- StateError           the books contradict each other: a bug in this package
     `-- oracle.OracleError   the oracle runner saw a plan read or write what it must not
 
-StepOrderError, ResultError and StepsInFlightError leave the scheduler as it was. Scarcity is not
-an error: `Scheduler.plan` returns None and `idle_cause` says why.
+StepOrderError, ResultError and the errors of transfers and of steps in flight leave the scheduler
+as it was. Scarcity is not an error: `Scheduler.plan` returns None and `idle_cause` says why.
 """
 
 
@@ -43,6 +45,27 @@ class StepsInFlightError(SchedulerError):
         super().__init__(f"cannot {action}: {num_steps} steps are in flight; apply them first")
         self.action = action
         self.num_steps = num_steps
+
+
+class TransferError(SchedulerError):
+    """No `kind` ("load", "store", "send") of id `transfer_id` is under way: unknown, or reported
+    before."""
+
+    def __init__(self, kind: str, transfer_id: int) -> None:
+        super().__init__(f"{kind} {transfer_id} is not under way: unknown, or reported already")
+        self.kind = kind
+        self.transfer_id = transfer_id
+
+
+class TransfersInFlightError(SchedulerError):
+    """`action` needs every block, but `num_transfers` transfers own some."""
+
+    def __init__(self, action: str, num_transfers: int) -> None:
+        super().__init__(
+            f"cannot {action}: {num_transfers} transfers own blocks; report their ends first"
+        )
+        self.action = action
+        self.num_transfers = num_transfers
 
 
 class StopMatcherError(SchedulerError):

@@ -14,7 +14,7 @@ def check_integrity(life: Lifecycle, num_rows: int) -> None:
     Linear in blocks and unfinished sequences. What the decode path derives lazily (positions,
     pending tokens, days in the calendar) is compared here with what it is derived from.
     """
-    life.kv.check_integrity(sequence.table for sequence in life.running.values())
+    life.kv.check_integrity(sequence.table for sequence in life.sequences.values())
     for detail in _contradictions(life, num_rows):
         raise StateError(detail)
 
@@ -22,6 +22,7 @@ def check_integrity(life: Lifecycle, num_rows: int) -> None:
 def _contradictions(life: Lifecycle, num_rows: int) -> Iterator[str]:
     yield from _places(life, num_rows)
     life.log.check()
+    yield from life.transfers.contradictions()
     for sequence in life.sequences.values():
         for detail in (*_columns(life, sequence), *_progress(life, sequence)):
             yield f"{sequence!r}: {detail}"
@@ -80,7 +81,8 @@ def _progress(life: Lifecycle, sequence: Sequence) -> Iterator[str]:
     if sequence.target_len > sequence.max_total_tokens:
         yield f"in flight beyond its limit of {sequence.max_total_tokens} tokens"
     capacity = sequence.table.num_tokens_capacity
-    if (sequence.row is None and capacity) or issued > capacity:
+    is_owner = sequence.row is not None or life.transfers.is_holding(sequence)
+    if is_owner != bool(capacity) or issued > capacity:
         yield f"positions for {capacity} tokens are reserved, {issued} issued"
     num_pending = sum(_max_new_in(life, sequence))
     if life.pending.max_new_tokens(sequence) != num_pending:

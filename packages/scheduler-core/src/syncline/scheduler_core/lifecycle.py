@@ -3,7 +3,8 @@
     waiting -> prefilling -> decoding <-> draining          running: the last three, with a row
        ^            |            |            |
        '------------'------------'------------'  preempt
-    waiting <-> parked                              until an event comes; no plan looks at it
+    waiting <-> parked                              until an event comes; no plan looks at it.
+                                                    A sequence whose KV is being loaded holds blocks
     any -> finished
 
 draining: the steps in flight may take it to a length limit, so no plan contains it until they are
@@ -12,6 +13,7 @@ applied. A move keeps rows, blocks, decode set and line in step; nobody else cha
 
 from syncline.kv_cache import KVCacheManager
 from syncline.scheduler_core.columns import TokenLog
+from syncline.scheduler_core.connectors.protocols import OffloadConnector
 from syncline.scheduler_core.decoding import DecodeSet
 from syncline.scheduler_core.parking import Event, ParkingLot
 from syncline.scheduler_core.pending import PendingSteps
@@ -19,6 +21,7 @@ from syncline.scheduler_core.preemption import choose_victim
 from syncline.scheduler_core.rows import RowPool
 from syncline.scheduler_core.sequence import Sequence
 from syncline.scheduler_core.timings import Clock
+from syncline.scheduler_core.transfers import Transfers
 from syncline.scheduler_core.types import Counters, FinishReason, IdleCause, RowId, SequenceId
 from syncline.scheduler_core.waiting import WaitingLine
 
@@ -51,15 +54,19 @@ class Lifecycle:
         "rows",
         "running",
         "sequences",
+        "transfers",
         "waiting",
     )
 
-    def __init__(self, kv: KVCacheManager, num_rows: int) -> None:
+    def __init__(
+        self, kv: KVCacheManager, num_rows: int, offload: OffloadConnector | None = None
+    ) -> None:
         self.kv = kv
         self.clock = Clock()
         self.counters = Counters()
         self.log = TokenLog()
         self.pending = PendingSteps()
+        self.transfers = Transfers(kv, self.counters, offload=offload, max_loading=num_rows)
         self.rows = RowPool(num_rows)
         self.sequences: dict[SequenceId, Sequence] = {}
         self.groups: dict[str, RequestGroup] = {}
@@ -92,8 +99,11 @@ class Lifecycle:
         for sequence in reversed(self.parked.wake(event)):
             self.waiting.put(sequence)
 
-    def admit(self, sequence: Sequence, row: RowId, num_cached_tokens: int) -> None:
-        """waiting -> prefilling. The caller has taken it out of the line and filled its table."""
+    def admit(self, sequence: Sequence, row: RowId) -> None:
+        """waiting -> prefilling. The caller has taken it out of the line and filled its table, and
+        the sequence holds the KV that is in it.
+        """
+        num_cached_tokens = sequence.num_computed_tokens - self.transfers.take_loaded(sequence)
         if not sequence.num_preemptions:
             sequence.note_first_admission(num_cached_tokens, self.clock.now_s)
         sequence.begin_prefill(row, num_cached_tokens)
@@ -139,10 +149,13 @@ class Lifecycle:
         self.waiting.put(sequence)
 
     def preempt_all(self) -> int:
+        """running -> waiting, all of them. Whoever waits with blocks loses them too, unless a load
+        writes them still.
+        """
         victims = list(self.running.values())
         for sequence in victims:
             self.preempt(sequence)
-        return len(victims)
+        return len(victims) + self.transfers.drop_loaded()
 
     def end(
         self,
@@ -161,6 +174,7 @@ class Lifecycle:
             # KV of a row that failed is not to be trusted.
             self._give_up_row(sequence, publish=reason is not FinishReason.ERROR)
         sequence.outputs.close()
+        self.transfers.forget(sequence)
         sequence.finish_reason = reason
         sequence.finish_detail = detail
         sequence.stop_reason = stop_reason
@@ -183,6 +197,7 @@ class Lifecycle:
                 sequence.num_computed_tokens,
                 self.kv.kv_epoch,
             )
+            self.transfers.collect(sequence)
         self.kv.release(sequence.table)
         self.decoding.discard(sequence)
         self.draining.pop(sequence.seq_id, None)

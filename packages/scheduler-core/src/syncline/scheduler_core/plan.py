@@ -9,6 +9,7 @@ from collections.abc import Sequence as SequenceABC
 from dataclasses import dataclass
 
 from syncline.kv_cache import BlockId
+from syncline.scheduler_core.connectors.values import KVLoad, KVStore
 from syncline.scheduler_core.types import RowId, SequenceId
 
 
@@ -44,7 +45,9 @@ class RowJoin:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepPlan:
-    """One step. Apply `left`, then `joined` and `new_blocks`, then `block_copies`, then compute.
+    """One step. Apply `left`, then `joined` and `new_blocks`; read what `kv_stores` names; make
+    `block_copies`; compute. `kv_loads` start once everything planned before, and the stores, are
+    through; nothing in the step waits for them. A plan may have transfers and nothing to compute.
 
     kv_epoch, weight_version   the stamps of everything the step computes
     window                     decode steps launched at once; each decode row yields up to this many
@@ -66,6 +69,8 @@ class StepPlan:
     new_blocks: tuple[tuple[RowId, int, tuple[BlockId, ...]], ...] = ()
     block_copies: tuple[tuple[BlockId, BlockId], ...] = ()
     prefill_chunks: tuple[PrefillChunk, ...] = ()
+    kv_stores: tuple[KVStore, ...] = ()
+    kv_loads: tuple[KVLoad, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

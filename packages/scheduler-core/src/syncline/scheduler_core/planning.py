@@ -5,7 +5,7 @@ that need a block or reach a length limit. Preemption happens only while decode 
 blocks, so no plan admits what it also preempts.
 """
 
-from syncline.kv_cache import BlockId, KVCacheManager
+from syncline.kv_cache import BlockId, KVCacheManager, Reservation
 from syncline.scheduler_core.admission import Admission, Admitted, KeySettled, Parking
 from syncline.scheduler_core.chunking import next_chunk
 from syncline.scheduler_core.config import SchedulerConfig
@@ -16,6 +16,7 @@ from syncline.scheduler_core.plan import PrefillChunk, RowJoin, StepPlan
 from syncline.scheduler_core.policies import PrefillPolicy
 from syncline.scheduler_core.sequence import Sequence, order_of
 from syncline.scheduler_core.speculation import DraftCounts
+from syncline.scheduler_core.transfers import LoadingAllowed
 from syncline.scheduler_core.types import IdleCause, RowId
 
 
@@ -80,17 +81,14 @@ class Planner:
             num_draft_tokens = self._add_drafts(wanted_drafts, window, draft)
         for sequence in self._prefills.in_order(life.prefilling.values()):
             self._add_chunk(sequence, draft)
-        # After the decodes: one that was preempted for blocks no longer computes anything.
-        for key in self._kv.take_settled():
-            life.wake(KeySettled(key))
-        for turn in self._prefills.take_turns(draft.num_partial, life.parked):
-            life.wake(turn)
+        self._wake(draft)
         self.waiting_cause = None
         if len(life.waiting):
             self.waiting_cause = self._admit_waiting(draft, only_started=only_started)
         if self.waiting_cause is None:
             self.waiting_cause = life.parked.first_cause
-        if not batch.rows and not draft.chunks:
+        kv_stores, kv_loads = life.transfers.take_stores(), life.transfers.take_loads()
+        if not (batch.rows or draft.chunks or kv_stores or kv_loads):
             return None
         if not batch.rows:
             window = 1
@@ -119,6 +117,8 @@ class Planner:
             new_blocks=tuple(draft.new_blocks),
             block_copies=tuple(draft.block_copies),
             prefill_chunks=tuple([chunk for _, chunk in draft.chunks]),
+            kv_stores=kv_stores,
+            kv_loads=kv_loads,
         )
 
     def _reserve_decodes(self, window: int, draft: _Draft) -> None:
@@ -197,11 +197,23 @@ class Planner:
         self._life.counters.num_recomputed_tokens += num_again
         self._life.counters.num_prefill_tokens += num_tokens
 
+    def _wake(self, draft: _Draft) -> None:
+        """Whoever is parked on something that has come may be admitted."""
+        life = self._life
+        # After the decodes: one that was preempted for blocks no longer computes anything.
+        for key in self._kv.take_settled():
+            life.wake(KeySettled(key))
+        for turn in self._prefills.take_turns(draft.num_partial, life.parked):
+            life.wake(turn)
+        if life.transfers.take_allowed():
+            life.wake(LoadingAllowed())
+
     def _admit_waiting(self, draft: _Draft, *, only_started: bool) -> IdleCause | None:
         """Admit in order; returns why the first one that was not admitted has to wait."""
-        if draft.has_preempted:
-            return IdleCause.WAITING_FOR_BLOCKS
         life = self._life
+        if draft.has_preempted:
+            self._admit_loaded(draft)
+            return IdleCause.WAITING_FOR_BLOCKS
         passed_over: list[Sequence] = []
         first_cause: IdleCause | None = None
         while (sequence := life.waiting.pop_first()) is not None:
@@ -215,7 +227,19 @@ class Planner:
             if cause is not IdleCause.PAUSED:
                 break
         life.waiting.put_back(passed_over)
+        if first_cause is IdleCause.WAITING_FOR_BLOCKS:
+            self._admit_loaded(draft)
         return first_cause
+
+    def _admit_loaded(self, draft: _Draft) -> None:
+        """Whoever owns its blocks already need not wait behind others for theirs."""
+        life = self._life
+        for sequence in life.transfers.loaded():
+            if sequence in life.parked:
+                continue
+            life.waiting.remove(sequence)
+            if self._admit(sequence, draft, only_started=False) and sequence not in life.parked:
+                life.waiting.put(sequence)
 
     def _admit(self, sequence: Sequence, draft: _Draft, *, only_started: bool) -> IdleCause | None:
         """Give the sequence a row, blocks and its first chunk, or park it; or say why not."""
@@ -237,11 +261,18 @@ class Planner:
             return verdict.cause
         if not isinstance(verdict, Admitted):
             return verdict
+        sequence.hold(verdict.num_computed_tokens)
+        self._start(sequence, verdict.reservation, draft)
+        return None
+
+    def _start(self, sequence: Sequence, reservation: Reservation, draft: _Draft) -> None:
+        """Give a row and its first chunk to a sequence that has its blocks."""
+        life = self._life
         # All of it is computed from here on, chunk by chunk: whoever needs it waits for its end.
         self._kv.expect(sequence.table, sequence.token_ids, sequence.target_len)
         row = life.rows.take()
-        life.admit(sequence, row, verdict.num_cached_tokens)
-        draft.block_copies.extend(verdict.reservation.copies)
+        life.admit(sequence, row)
+        draft.block_copies.extend(reservation.copies)
         draft.joined.append(
             RowJoin(
                 row=row,
@@ -250,12 +281,11 @@ class Planner:
                 sample_index=sequence.sample_index,
                 token_ids=sequence.token_ids,
                 num_prompt_tokens=sequence.num_prompt_tokens,
-                num_computed_tokens=verdict.num_cached_tokens,
+                num_computed_tokens=sequence.num_computed_tokens,
                 block_ids=tuple(sequence.table.block_ids),
             )
         )
         self._add_chunk(sequence, draft)
-        return None
 
     def _move_on(self, step: StepInFlight) -> None:
         """What the plan just made changes for the next one."""

@@ -7,6 +7,8 @@ the order of calls alone.
 from syncline.kv_cache import KVCacheManager
 from syncline.scheduler_core.applying import Applier
 from syncline.scheduler_core.config import SchedulerConfig
+from syncline.scheduler_core.connectors.protocols import OffloadConnector
+from syncline.scheduler_core.connectors.values import TransferId
 from syncline.scheduler_core.control import Control
 from syncline.scheduler_core.integrity import check_integrity
 from syncline.scheduler_core.lifecycle import Lifecycle
@@ -47,11 +49,16 @@ class Scheduler:
     )
 
     def __init__(
-        self, config: SchedulerConfig, kv: KVCacheManager, *, weight_version: int = 0
+        self,
+        config: SchedulerConfig,
+        kv: KVCacheManager,
+        *,
+        weight_version: int = 0,
+        offload: OffloadConnector | None = None,
     ) -> None:
         self._config = config
         self._kv = kv
-        self._life = Lifecycle(kv, config.max_num_seqs)
+        self._life = Lifecycle(kv, config.max_num_seqs, offload)
         self._planner = Planner(config, kv, self._life)
         self._applier = Applier(self._life)
         self._control = Control(config, kv, self._life, weight_version)
@@ -84,6 +91,11 @@ class Scheduler:
     def num_parked(self) -> int:
         """Of those waiting, the ones that no plan considers before an event has come."""
         return len(self._life.parked)
+
+    @property
+    def num_transfers(self) -> int:
+        """Transfers that own blocks until they are reported, of ended sequences too."""
+        return self._life.transfers.num_in_flight
 
     @property
     def has_unfinished(self) -> bool:
@@ -220,6 +232,25 @@ class Scheduler:
         self._life.clock.check(now_s)
         self._applier.apply(result, now_s)
 
+    def finish_load(self, transfer_id: TransferId, num_tokens: int) -> None:
+        """A load of `StepPlan.kv_loads` has ended: its first `num_tokens` tokens are there.
+
+        0 if it failed. Whatever is missing is computed into the blocks that the sequence holds,
+        one token at least, and it asks for no second load. To be reported also, once, for a
+        sequence that has ended: its blocks were kept for this.
+
+        Raises TransferError if no such load is under way, and ValueError for more tokens than were
+        asked for or fewer than 0; either leaves everything unchanged.
+        """
+        self._life.wake(self._life.transfers.finish_load(transfer_id, num_tokens))
+
+    def finish_store(self, transfer_id: TransferId, num_tokens: int) -> None:
+        """A store of `StepPlan.kv_stores` has ended; its first `num_tokens` tokens are in the tier.
+
+        Raises as `finish_load` does.
+        """
+        self._life.transfers.finish_store(transfer_id, num_tokens)
+
     def take_finished(self) -> list[Sequence]:
         """Every sequence that has ended since the last call, in order of ending."""
         finished = self._life.finished
@@ -308,4 +339,6 @@ class Scheduler:
             return IdleCause.WAITING_FOR_RESULTS
         waiting_cause = self._planner.waiting_cause
         assert waiting_cause is not None  # No step in flight, nothing planned: all are waiting.
+        if waiting_cause is IdleCause.WAITING_FOR_BLOCKS and life.transfers.num_in_flight:
+            return IdleCause.WAITING_FOR_TRANSFER  # Nobody else holds what is lacking.
         return waiting_cause

@@ -34,7 +34,7 @@ class Sequence:
     """One sample of a request. Readers may read anything; only this package changes it.
 
     row             the state row held, None while waiting or finished
-    table           the sequence's blocks; empty while it holds no row
+    table           the sequence's blocks; empty while it holds no row, unless KV is being loaded
     num_cached_tokens   prefix hits of the latest admission; `summary` tells those of the first
     outputs         the packed output columns; read them as `output_token_ids` and `logprobs`
     stop_candidates ids that may end it as its last token; None: every token must be looked at
@@ -267,13 +267,16 @@ class Sequence:
         self.num_cached_prompt_tokens = num_cached_tokens
         self.first_scheduled_s = now_s
 
-    def begin_prefill(self, row: RowId, num_computed_tokens: int) -> None:
-        """Admitted: KV of the first `num_computed_tokens` is there already."""
+    def begin_prefill(self, row: RowId, num_cached_tokens: int) -> None:
+        """Admitted with the KV that it holds, of which so many tokens are prefix hits."""
         self.row = row
         self.final_step = NEVER
+        self.num_cached_tokens = num_cached_tokens
+
+    def hold(self, num_computed_tokens: int) -> None:
+        """Its blocks hold KV of the first `num_computed_tokens`; it has no row yet."""
         self._num_computed = num_computed_tokens
         self._num_issued = num_computed_tokens
-        self.num_cached_tokens = num_computed_tokens
 
     def issue(self, stop: int) -> None:
         """A planned chunk writes KV up to `stop`."""

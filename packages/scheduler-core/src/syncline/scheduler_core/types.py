@@ -36,6 +36,7 @@ class IdleCause(StrEnum):
     PAUSED = "paused"
     WAITING_FOR_RESULTS = "waiting_for_results"
     WAITING_FOR_PREFIX = "waiting_for_prefix"
+    WAITING_FOR_TRANSFER = "waiting_for_transfer"
     WAITING_FOR_BLOCKS = "waiting_for_blocks"
     MAX_NUM_SEQS = "max_num_seqs"
     MAX_NUM_BATCHED_TOKENS = "max_num_batched_tokens"
@@ -49,6 +50,7 @@ class SchedulerStats:
     num_prefill_tokens      positions planned in prefill chunks, recomputed ones included
     num_decode_tokens       positions planned in decode rows, those of drafts included
     num_cached_tokens       positions that prefix hits made unnecessary, at every admission
+    num_loaded_tokens       positions that loads of KV made unnecessary
     num_recomputed_tokens   prefill tokens whose KV had existed before a preemption
     num_accepted_tokens     output tokens that were appended and kept
     num_surplus_tokens      sampled tokens dropped because they came after their sequence's end
@@ -69,6 +71,7 @@ class SchedulerStats:
     num_prefill_tokens: int = 0
     num_decode_tokens: int = 0
     num_cached_tokens: int = 0
+    num_loaded_tokens: int = 0
     num_recomputed_tokens: int = 0
     num_accepted_tokens: int = 0
     num_surplus_tokens: int = 0
@@ -90,6 +93,7 @@ class Counters:
         "num_cached_tokens",
         "num_decode_tokens",
         "num_draft_tokens",
+        "num_loaded_tokens",
         "num_plans",
         "num_preemptions",
         "num_prefill_tokens",
@@ -106,6 +110,7 @@ class Counters:
         self.num_prefill_tokens = 0
         self.num_decode_tokens = 0
         self.num_cached_tokens = 0
+        self.num_loaded_tokens = 0
         self.num_recomputed_tokens = 0
         self.num_accepted_tokens = 0
         self.num_surplus_tokens = 0
@@ -123,6 +128,7 @@ class Counters:
             num_prefill_tokens=self.num_prefill_tokens,
             num_decode_tokens=self.num_decode_tokens,
             num_cached_tokens=self.num_cached_tokens,
+            num_loaded_tokens=self.num_loaded_tokens,
             num_recomputed_tokens=self.num_recomputed_tokens,
             num_accepted_tokens=self.num_accepted_tokens,
             num_surplus_tokens=self.num_surplus_tokens,

@@ -21,6 +21,12 @@ from syncline.scheduler_core.oracle.drive import (
 from syncline.scheduler_core.oracle.kv_array import OracleError, OracleKV, Slot
 from syncline.scheduler_core.oracle.model import HashModel, ReferenceOutput, reference_output
 from syncline.scheduler_core.oracle.runner import OracleRunner
+from syncline.scheduler_core.oracle.transport import (
+    OracleTier,
+    OracleTransport,
+    Transfer,
+    end_at_once,
+)
 
 __all__ = [
     "Drafter",
@@ -28,15 +34,19 @@ __all__ = [
     "OracleError",
     "OracleKV",
     "OracleRunner",
+    "OracleTier",
+    "OracleTransport",
     "Outcome",
     "ReferenceOutput",
     "Scenario",
     "Slot",
     "StuckError",
+    "Transfer",
     "accept_all",
     "accept_none",
     "apply_at_once",
     "apply_when_full",
+    "end_at_once",
     "hash_drafter",
     "reference_output",
     "run",

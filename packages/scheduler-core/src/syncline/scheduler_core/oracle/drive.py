@@ -15,6 +15,12 @@ from syncline.scheduler_core.oracle.drafters import Drafter, accept_all
 from syncline.scheduler_core.oracle.kv_array import OracleKV
 from syncline.scheduler_core.oracle.model import HashModel
 from syncline.scheduler_core.oracle.runner import OracleRunner
+from syncline.scheduler_core.oracle.transport import (
+    OracleTier,
+    OracleTransport,
+    Transfer,
+    end_at_once,
+)
 from syncline.scheduler_core.plan import StepPlan
 from syncline.scheduler_core.request import Request
 from syncline.scheduler_core.scheduler import Scheduler
@@ -52,6 +58,7 @@ class Scenario:
     num_draft_tokens   drafts asked for in every decode row
     drafts      (tick, sequence id) -> drafts asked for; otherwise `num_draft_tokens`
     counts, drafter    see OracleRunner
+    tier, transfer_ends   a slower tier to offload to, and when its transfers end
     """
 
     requests: tuple[Request, ...]
@@ -74,6 +81,8 @@ class Scenario:
     counts: Callable[[int, RowId, int], int] | None = None
     columns: tuple[str, ...] = ()
     model: HashModel = field(default_factory=HashModel)
+    tier: OracleTier | None = None
+    transfer_ends: Callable[[int, Transfer], tuple[int, int]] = end_at_once
     is_strict: bool = True
     keeps_kv: bool = False
     max_ticks: int = 20_000
@@ -92,7 +101,7 @@ class Outcome:
 def run(
     scenario: Scenario,
     *,
-    make_scheduler: Callable[[SchedulerConfig, KVCacheManager], Scheduler] = Scheduler,
+    make_scheduler: Callable[[SchedulerConfig, KVCacheManager], Scheduler] | None = None,
     observe: Callable[[Scheduler], None] = Scheduler.check_integrity,
 ) -> Outcome:
     """Run to the end. Raises OracleError, StuckError, or what `observe` raises on a change."""
@@ -101,7 +110,12 @@ def run(
         scenario.block_size,
         enable_prefix_caching=scenario.enable_prefix_caching,
     )
-    scheduler = make_scheduler(scenario.config, kv)
+    tier = scenario.tier
+    if make_scheduler is None:
+        scheduler = Scheduler(scenario.config, kv, offload=tier)
+    else:
+        scheduler = make_scheduler(scenario.config, kv)
+    transport = OracleTransport(OracleTier() if tier is None else tier, scenario.transfer_ends)
     runner = OracleRunner(
         OracleKV(scenario.num_blocks, scenario.block_size),
         model=scenario.model,
@@ -117,19 +131,27 @@ def run(
     finished: list[Sequence] = []
     last_event = max([*scenario.arrivals, *scenario.controls, *scenario.aborts], default=-1)
     tick = 0
-    while scheduler.has_unfinished or scheduler.steps_in_flight or tick <= last_event:
+    while (
+        scheduler.has_unfinished
+        or scheduler.steps_in_flight
+        or transport.num_under_way
+        or tick <= last_event
+    ):
         if tick >= scenario.max_ticks:
             raise StuckError(f"{_leftovers(scheduler)} after {tick} ticks")
+        transport.finish_due(scheduler, runner.kv, tick)
         _disturb(scenario, scheduler, runner, tick, expected)
         observe(scheduler)
         plan = _plan(scenario, scheduler, tick)
         observe(scheduler)
         if plan is not None:
+            transport.launch(plan, runner.kv, tick)
             runner.launch(plan)
         num_due = scenario.lateness(tick, runner.num_in_flight)
         if plan is None:
             num_due = max(num_due, 1)
-            if not runner.num_in_flight and scheduler.has_unfinished and tick > last_event:
+            is_waiting = runner.num_in_flight or transport.num_under_way or tick <= last_event
+            if scheduler.has_unfinished and not is_waiting:
                 raise StuckError(f"{_leftovers(scheduler)}, idle: {scheduler.idle_cause}")
         for _ in range(min(num_due, runner.num_in_flight)):
             scheduler.apply(runner.collect())

@@ -1,0 +1,129 @@
+"""A slower KV tier and the transport to it, as the oracle sees them: real contents, any lateness.
+
+The tier is an `OffloadConnector` in memory. The transport copies slots when a plan with transfers
+is launched (stores) or when a transfer is made to end (loads). Blocks that are being loaded hold
+poison until then, so that whoever reads them early is found out.
+"""
+
+from collections.abc import Callable
+from collections.abc import Sequence as SequenceABC
+
+from syncline.kv_cache import StableKey
+from syncline.scheduler_core.connectors.values import KVLoad, KVStore
+from syncline.scheduler_core.oracle.kv_array import OracleError, OracleKV, Slot
+from syncline.scheduler_core.plan import StepPlan
+from syncline.scheduler_core.scheduler import Scheduler
+
+Transfer = KVLoad | KVStore
+
+
+class OracleTier:
+    """Holds at most `max_blocks` blocks, those stored first leave first. None: any number."""
+
+    __slots__ = ("_contents", "_held", "max_blocks", "num_stored_blocks")
+
+    def __init__(self, max_blocks: int | None = None) -> None:
+        self.max_blocks = max_blocks
+        self.num_stored_blocks = 0
+        self._held: dict[StableKey, None] = {}
+        self._contents: dict[StableKey, tuple[Slot, ...]] = {}
+
+    def num_held_blocks(self, keys: SequenceABC[StableKey]) -> int:
+        for i, key in enumerate(keys):
+            if key not in self._held:
+                return i
+        return len(keys)
+
+    def missing(self, keys: SequenceABC[StableKey]) -> SequenceABC[int]:
+        return [i for i, key in enumerate(keys) if key not in self._held]
+
+    def stored(self, keys: SequenceABC[StableKey]) -> None:
+        for key in keys:
+            assert key in self._contents and key not in self._held
+            self._held[key] = None
+        self.num_stored_blocks += len(keys)
+        while self.max_blocks is not None and len(self._held) > self.max_blocks:
+            oldest = next(iter(self._held))
+            del self._held[oldest], self._contents[oldest]
+
+    def clear(self) -> None:
+        """Only the list of what is held: contents that a store brings late stay what they are."""
+        self._held.clear()
+
+    def write(self, key: StableKey, slots: tuple[Slot, ...]) -> None:
+        self._contents[key] = slots
+
+    def read(self, key: StableKey) -> tuple[Slot, ...] | None:
+        return self._contents.get(key)
+
+
+def end_at_once(tick: int, transfer: Transfer) -> tuple[int, int]:
+    """Every transfer ends before the next plan, with all its tokens."""
+    return 0, transfer.stop - transfer.start
+
+
+class OracleTransport:
+    """Executes the transfers of plans on a runner's array, and reports them when they are due.
+
+    ends   (tick, transfer) -> (ticks until it ends, how many of its tokens it brings)
+    """
+
+    __slots__ = ("_due", "_ends", "_tier")
+
+    def __init__(
+        self,
+        tier: OracleTier,
+        ends: Callable[[int, Transfer], tuple[int, int]] = end_at_once,
+    ) -> None:
+        self._tier = tier
+        self._ends = ends
+        self._due: list[tuple[int, Transfer, int]] = []
+
+    @property
+    def num_under_way(self) -> int:
+        return len(self._due)
+
+    def launch(self, plan: StepPlan, kv: OracleKV, tick: int) -> None:
+        """Read what the plan stores, and begin its loads. Before the step writes anything."""
+        for store in plan.kv_stores:
+            if len(store.keys) != len(store.block_ids):
+                raise OracleError(plan.step_id, f"{store} has not one key for each block")
+            for key, block_id in zip(store.keys, store.block_ids, strict=True):
+                slots = tuple(kv.read(block_id, offset) for offset in range(kv.block_size))
+                self._tier.write(key, slots)
+        for load in plan.kv_loads:
+            for block_id in load.block_ids:
+                for offset in range(kv.block_size):
+                    kv.write(block_id, offset, context=-2, position=-2, kv_epoch=-2)
+        begun: list[Transfer] = [*plan.kv_stores, *plan.kv_loads]
+        for transfer in begun:
+            num_ticks, num_tokens = self._ends(tick, transfer)
+            self._due.append((tick + num_ticks, transfer, num_tokens))
+
+    def finish_due(self, scheduler: Scheduler, kv: OracleKV, tick: int) -> int:
+        """End every transfer that is due at this tick; returns how many."""
+        due = [entry for entry in self._due if entry[0] <= tick]
+        self._due = [entry for entry in self._due if entry[0] > tick]
+        for _, transfer, num_tokens in due:
+            if isinstance(transfer, KVStore):
+                scheduler.finish_store(transfer.transfer_id, num_tokens)
+            else:
+                num_tokens = self._fill(transfer, num_tokens, kv)
+                scheduler.finish_load(transfer.transfer_id, num_tokens)
+        return len(due)
+
+    def _fill(self, load: KVLoad, num_tokens: int, kv: OracleKV) -> int:
+        """Write the load's first `num_tokens` tokens, or as many as there are; returns how many."""
+        for i in range(num_tokens):
+            slots = self._tier.read(load.keys[i // kv.block_size])
+            if slots is None:
+                return i
+            slot = slots[i % kv.block_size]
+            kv.write(
+                load.block_ids[i // kv.block_size],
+                i % kv.block_size,
+                context=slot.context,
+                position=slot.position,
+                kv_epoch=slot.kv_epoch,
+            )
+        return num_tokens
