@@ -192,7 +192,7 @@ def _in_child(
         PYTHONPATH=os.pathsep.join(str(path) for path in sorted(scratch.glob("*/src"))),
         # Two mutants of one size in one second would share a compiled file.
         PYTHONDONTWRITEBYTECODE="1",
-        HYPOTHESIS_PROFILE="ci",
+        HYPOTHESIS_PROFILE="mutants",
     )
     source = str(mutant.source_in(scratch))
     command = [sys.executable, __file__, "--in-child", mutant.module, source, *tests]

@@ -246,6 +246,7 @@ def test_evicting_the_copy_keeps_the_canonical_block() -> None:
     for table in tables:
         kv.publish(table, [1] * 4, 4, kv.kv_epoch)
     assert kv.num_cached_blocks == 1
+    kv.check_integrity(tables)
     kv.release(tables[1])
     assert kv.reserve(kv.new_table(), 12) is not None
     assert cached(kv, [1] * 5) == 4
