@@ -65,6 +65,20 @@ def test_tokens_after_a_stop_are_surplus_and_never_delivered(depth: int) -> None
     assert step(scheduler).left == (0,)
 
 
+def test_the_first_token_of_a_prompt_that_was_aborted_in_flight_is_surplus() -> None:
+    scheduler = make_scheduler()
+    scheduler.add(make_request("a", 4))
+    scheduler.add(make_request("b", 4))
+    plan = scheduler.plan()
+    assert plan is not None
+    scheduler.abort("a")
+    (ended,) = scheduler.take_finished()
+    scheduler.apply(make_result(plan, [8, 9]))
+    assert (ended.output_token_ids, ended.logprobs) == ([], [])
+    assert scheduler.sequences[0].output_token_ids == [9]
+    assert scheduler.stats.num_surplus_tokens == scheduler.stats.num_accepted_tokens == 1
+
+
 def test_lengths_known_in_advance_produce_no_surplus() -> None:
     for depth in (1, 2, 3):
         scheduler = make_scheduler(config=make_config(max_steps_in_flight=depth, max_model_len=12))
@@ -131,6 +145,21 @@ def test_a_token_in_flight_at_a_preemption_may_end_the_sequence() -> None:
     assert scheduler.num_waiting == 0 and not scheduler.has_unfinished
     scheduler.apply(make_result(second, 8))
     assert scheduler.stats.num_surplus_tokens == 1
+
+
+def test_another_ones_end_costs_a_preempted_sequence_no_token_in_flight() -> None:
+    scheduler = make_scheduler(config=make_config(max_steps_in_flight=3))
+    rules = StopRules(max_tokens=20, stop_token_ids=frozenset({9}))
+    scheduler.add(make_request("a", 4, stop=rules))
+    scheduler.add(make_request("b", 4, stop=rules))
+    first, second, third = fill(scheduler)
+    (_, b) = scheduler.sequences
+    assert scheduler.preempt_one() == b.seq_id
+    scheduler.apply(make_result(first, [9, 1]))
+    scheduler.apply(make_result(second, [5, 2]))
+    scheduler.apply(make_result(third, [6, 3]))
+    assert b.output_token_ids == [1, 2, 3]
+    assert scheduler.stats.num_surplus_tokens == 2
 
 
 def test_the_cap_may_be_reached_by_tokens_in_flight_at_a_preemption() -> None:

@@ -146,7 +146,10 @@ def test_a_block_comes_in_time_when_every_step_crosses_a_boundary() -> None:
         )
 
 
-def test_rows_that_yield_are_decode_rows_then_final_chunks_in_order() -> None:
+@pytest.mark.parametrize("counts", [None, (1, 1)])
+def test_rows_that_yield_are_decode_rows_then_final_chunks_in_order(
+    counts: tuple[int, ...] | None,
+) -> None:
     scheduler = make_scheduler(config=make_config(max_num_batched_tokens=20))
     scheduler.add(make_request("a", 4))
     step(scheduler, 1)
@@ -154,7 +157,7 @@ def test_rows_that_yield_are_decode_rows_then_final_chunks_in_order() -> None:
     scheduler.add(make_request("c", 30))
     plan = scheduler.plan()
     assert plan is not None and num_yielding_rows(plan) == 2
-    scheduler.apply(make_result(plan, [11, 12]))
+    scheduler.apply(dataclasses.replace(make_result(plan, [11, 12]), counts=counts))
     outputs = [sequence.output_token_ids for sequence in scheduler.sequences]
     assert outputs == [[1, 11], [12], []]
 

@@ -145,6 +145,22 @@ def test_kv_of_a_failed_row_is_not_shared() -> None:
     assert step(scheduler).joined[0].num_computed_tokens == 8
 
 
+def test_output_of_a_row_that_failed_later_is_not_shared() -> None:
+    scheduler = make_scheduler()
+    prompt = list(range(10, 16))
+    scheduler.add(make_request("a", prompt, 20))
+    for _ in range(8):
+        step(scheduler)  # 14 tokens, KV of 13: the prompt and two more blocks.
+    plan = scheduler.plan()
+    assert plan is not None
+    scheduler.apply(
+        dataclasses.replace(make_result(plan), errors=(RowError(row=0, message="bad"),))
+    )
+    (failed,) = scheduler.take_finished()
+    scheduler.add(make_request("b", failed.token_ids))
+    assert step(scheduler).joined[0].num_computed_tokens == 4
+
+
 def test_an_error_of_a_chunk_that_is_not_final_ends_its_sequence() -> None:
     scheduler = make_scheduler(config=make_config(max_num_batched_tokens=8))
     scheduler.add(make_request("a", 12))

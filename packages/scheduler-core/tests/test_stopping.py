@@ -11,6 +11,7 @@ from syncline.scheduler_core import (
     StepResult,
     StopRules,
 )
+from syncline.scheduler_core.stopping import earliest_stop
 from syncline.scheduler_core.testing import (
     EndOnId,
     make_config,
@@ -78,6 +79,27 @@ def test_a_stop_exactly_on_the_cap_is_a_stop() -> None:
         [1, 2, 3, 7],
         FinishReason.STOP,
     )
+
+
+def test_no_stop_behind_the_cap_counts_however_many_tokens_came() -> None:
+    """A row never brings so many; the rule holds for whoever asks."""
+    rules = StopRules(max_tokens=4, stop_token_ids=frozenset({7}), stop_sequences=((4, 7),))
+    for end_on in (None, 7):
+        matcher = None if end_on is None else (lambda: EndOnId(7))
+        scheduler = make_scheduler()
+        scheduler.add(make_request(prompt=3, stop=rules, make_stop_matcher=matcher))
+        (sequence,) = scheduler.sequences
+        sequence.append([1, 2, 3, 4, 7], [-0.5] * 5, 0)
+        stop = earliest_stop(sequence, 4)
+        assert stop is not None
+        assert (stop.num_output_tokens, stop.reason) == (4, FinishReason.LENGTH)
+
+
+def test_a_stop_id_goes_before_a_string_that_ends_with_the_same_token() -> None:
+    rules = StopRules(max_tokens=9, stop_token_ids=frozenset({7}))
+    sequence = finish([[1], [2, 7]], rules, end_on=7)
+    assert sequence.output_token_ids == [1, 2, 7]
+    assert (sequence.stop_reason, sequence.finish_detail) == (7, "stop token 7")
 
 
 def test_the_earliest_stop_sequence_wins_whatever_their_order_in_the_list() -> None:
