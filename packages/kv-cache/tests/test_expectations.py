@@ -8,7 +8,7 @@ PROMPT = [1, 2, 3, 4, 5, 6, 7, 8, 9]
 
 
 def is_expected(kv: KVCacheManager) -> bool:
-    return kv.match(kv.new_table(), PROMPT, 8).next_block_pending
+    return kv.match(kv.new_table(), PROMPT, 8).awaited_key is not None
 
 
 def test_a_block_is_expected_until_the_last_table_that_computes_it_has_given_up() -> None:
