@@ -30,7 +30,7 @@ from syncline.scheduler_core import (
     Sequence,
     StopRules,
 )
-from syncline.scheduler_core.oracle import HashModel, OracleKV, OracleRunner
+from syncline.scheduler_core.oracle import HashModel, OracleKV, OracleRunner, hash_drafter
 
 BLOCK_SIZE = 4
 MAX_MODEL_LEN = 30
@@ -88,7 +88,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         )
         self.kv = KVCacheManager(num_blocks, BLOCK_SIZE, enable_prefix_caching=caching)
         self.scheduler = Scheduler(self.config, self.kv)
-        self.runner = OracleRunner(OracleKV(num_blocks, BLOCK_SIZE), model=MODEL)
+        self.runner = OracleRunner(
+            OracleKV(num_blocks, BLOCK_SIZE), model=MODEL, drafter=hash_drafter(0.6)
+        )
         self.num_added = 0
         self.version = 0
         self.unfinished: dict[int, str] = {}
@@ -128,14 +130,22 @@ class SchedulerMachine(RuleBasedStateMachine):
         for seq_id in self.scheduler.add(request):
             self.unfinished[seq_id] = request.request_id
 
-    @rule(window=st.sampled_from([1, 1, 1, 2, 3]))
-    def plan(self, window: int) -> None:
-        plan = self.scheduler.plan(window=window)
+    @rule(
+        window=st.sampled_from([1, 1, 1, 2, 3]),
+        drafts=st.sampled_from([(0,), (0,), (2,), (0, 1, 4)]),
+    )
+    def plan(self, window: int, drafts: tuple[int, ...]) -> None:
+        wanted = {
+            sequence.seq_id: drafts[sequence.seq_id % len(drafts)]
+            for sequence in self.scheduler.sequences
+        }
+        plan = self.scheduler.plan(window=window, num_draft_tokens=wanted)
         if plan is not None:
             assert self.scheduler.idle_cause is None
             self.runner.launch(plan)
             chunks = sum(chunk.stop - chunk.start for chunk in plan.prefill_chunks)
-            assert len(plan.decode_rows) + chunks <= self.config.max_num_batched_tokens
+            num_tokens = len(plan.decode_rows) + chunks + sum(plan.num_draft_tokens or ())
+            assert num_tokens <= self.config.max_num_batched_tokens
             assert plan.decode_rows or plan.prefill_chunks
         else:
             self.check_idle_cause()
@@ -188,6 +198,13 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.runner.kv = OracleKV(self.kv.num_blocks, BLOCK_SIZE)
 
     @invariant()
+    def drafts_are_accepted_or_rejected(self) -> None:
+        stats = self.scheduler.stats
+        num_resolved = stats.num_accepted_draft_tokens + stats.num_rejected_draft_tokens
+        assert stats.num_draft_tokens == num_resolved
+        assert stats.num_recovered_tokens <= stats.num_rejected_draft_tokens
+
+    @invariant()
     def what_ended_is_true(self) -> None:
         self.scheduler.check_integrity()
         for sequence in self.scheduler.take_finished():
@@ -207,7 +224,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             if not self.scheduler.has_unfinished and not self.runner.num_in_flight:
                 break
             before = self.scheduler.stats.num_plans
-            self.plan(1)
+            self.plan(1, (0,))
             if self.scheduler.stats.num_plans == before and self.runner.num_in_flight:
                 self.apply()
             self.what_ended_is_true()

@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+from collections.abc import Callable
 
 import pytest
 
@@ -117,6 +118,11 @@ def test_an_abort_at_every_tick_of_every_request(depth: int, setting: int) -> No
         assert_reference(outcome, aborted=aborted)
 
 
+def apply_by(pattern: tuple[int, ...]) -> Callable[[int, int], int]:
+    """Results applied after each tick, over and over."""
+    return lambda tick, num_in_flight: pattern[tick % len(pattern)]
+
+
 @pytest.mark.parametrize("depth", [2, 3])
 @pytest.mark.parametrize("setting", range(len(SETTINGS)))
 def test_every_number_of_steps_of_lateness_changes_nothing(depth: int, setting: int) -> None:
@@ -126,7 +132,7 @@ def test_every_number_of_steps_of_lateness_changes_nothing(depth: int, setting: 
                 continue
             scenario = dataclasses.replace(
                 make_scenario(depth, (7, 40)[sum(pattern) % 2], setting),
-                lateness=lambda tick, num, pattern=pattern: pattern[tick % len(pattern)],
+                lateness=apply_by(pattern),
             )
             assert_reference(run(scenario, observe=lambda scheduler: None))
 

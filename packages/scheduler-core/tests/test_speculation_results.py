@@ -132,9 +132,9 @@ def test_rows_without_drafts_count_none_and_neither_does_a_final_chunk() -> None
     scheduler.apply(make_counted_result(plan, [[1]], [[2]]))
     assert draft_counters(scheduler.stats) == (2, 0, 2, 1, 0)
     scheduler.add(make_request("p", 5, 3))
-    plan = scheduler.plan(num_draft_tokens=1)
-    assert plan is not None and plan.num_draft_tokens == (1, 1)
-    scheduler.apply(make_counted_result(plan, [[3, 4]], [[5]], [[6]]))
+    mixed = scheduler.plan(num_draft_tokens=1)
+    assert mixed is not None and mixed.num_draft_tokens == (1, 1)
+    scheduler.apply(make_counted_result(mixed, [[3, 4]], [[5]], [[6]]))
     assert [s.output_token_ids for s in scheduler.sequences] == [[7, 1, 3, 4], [7, 2, 5], [6]]
     assert draft_counters(scheduler.stats) == (4, 1, 3, 2, 1)
 
@@ -146,9 +146,9 @@ def test_a_result_without_counts_has_one_token_per_row_and_no_accepted_draft() -
     scheduler.check_integrity()
     assert [s.output_token_ids for s in scheduler.sequences] == [[7, 3], [7, 4]]
     assert draft_counters(scheduler.stats) == (3, 0, 3, 2, 0)
-    plan = scheduler.plan(window=3)
-    assert plan is not None and plan.window == 3
-    scheduler.apply(make_result(plan, [5, 6]))
+    window = scheduler.plan(window=3)
+    assert window is not None and window.window == 3
+    scheduler.apply(make_result(window, [5, 6]))
     scheduler.check_integrity()
     assert [s.output_token_ids for s in scheduler.sequences] == [[7, 3, 5], [7, 4, 6]]
 
@@ -189,7 +189,7 @@ def test_a_failed_row_counts_no_drafts_and_its_tokens_are_dropped() -> None:
         scheduler.apply(dataclasses.replace(result, errors=(RowError(row=0, message="bad"),)))
         scheduler.check_integrity()
         (failed,) = scheduler.take_finished()
-        assert (failed.finish_reason, failed.output_token_ids) == (FinishReason.ERROR, [7])
+        assert failed.finish_reason is FinishReason.ERROR and failed.output_token_ids == [7]
         (other,) = scheduler.sequences
         assert other.output_token_ids == [7, 4, 5]
         assert draft_counters(scheduler.stats) == (2, 1, 1, 1, 0)
@@ -237,7 +237,8 @@ def test_every_cut_of_a_window_by_the_runner_is_taken() -> None:
             scheduler.check_integrity()
             num_new = sum(splits[:num_steps])
             a, b = scheduler.sequences
-            assert (a.num_output_tokens, b.output_token_ids) == (1 + num_new, [7, 5, 6, 8])
+            assert a.num_output_tokens == 1 + num_new
+            assert b.output_token_ids == [7, 5, 6, 8]
             num_accepted = num_new - num_steps
             assert draft_counters(scheduler.stats)[:2] == (2 * num_steps + 6, num_accepted)
 
@@ -271,7 +272,7 @@ def test_a_preemption_with_drafts_in_flight_strips_nothing(depth: int) -> None:
         while (plan := scheduler.plan(num_draft_tokens=2)) is not None:
             plans.append(plan)
         scheduler.preempt_one()
-        assert (sequence.num_tokens, sequence.logprobs) == (5, [-0.5])
+        assert sequence.num_tokens == 5 and sequence.logprobs == [-0.5]
         ids = iter(range(20, 40))
         for plan, count in zip(plans, counts, strict=True):
             assert scheduler.plan(num_draft_tokens=2) is None  # Its tokens are awaited.

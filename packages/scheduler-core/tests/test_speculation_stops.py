@@ -15,6 +15,7 @@ from syncline.scheduler_core import (
     Scheduler,
     Sequence,
     SequenceId,
+    StepPlan,
     StopMatch,
     StopMatcher,
     StopRules,
@@ -53,7 +54,7 @@ def finish(
     step(scheduler, FIRST)
     rows_left = iter(rows)
     while scheduler.has_unfinished or scheduler.steps_in_flight:
-        plans = []
+        plans: list[StepPlan] = []
         while (plan := scheduler.plan(num_draft_tokens=4)) is not None:
             plans.append(plan)
         for plan in plans:
@@ -148,7 +149,8 @@ def test_a_stop_inside_the_budget_is_not_masked_by_the_cap() -> None:
     )
     for row, kept, reason in cases:
         sequence, scheduler = finish([row], rules)
-        assert (sequence.output_token_ids, sequence.finish_reason) == ([FIRST, *kept], reason)
+        assert sequence.output_token_ids == [FIRST, *kept]
+        assert sequence.finish_reason is reason
         assert sequence.row is None and not sequence.table.block_ids
         assert scheduler.num_running == 0
 
@@ -233,9 +235,9 @@ def test_a_failing_matcher_ends_its_own_sequence_and_all_else_is_applied(
     bad, c = scheduler.take_finished()
     assert (bad.request_id, bad.finish_reason) == ("bad", FinishReason.ERROR)
     assert bad.finish_detail.endswith(message)
-    assert (bad.output_token_ids, len(bad.logprobs)) == ([FIRST], 1)
+    assert bad.output_token_ids == [FIRST] and len(bad.logprobs) == 1
     assert bad.row is None and not bad.table.block_ids
-    assert (c.output_token_ids, c.finish_reason) == ([FIRST, 6], FinishReason.LENGTH)
+    assert c.output_token_ids == [FIRST, 6] and c.finish_reason is FinishReason.LENGTH
     (a,) = scheduler.sequences
     assert a.output_token_ids == [FIRST, 1, 2]
     stats = scheduler.stats
@@ -266,7 +268,7 @@ def test_a_matcher_that_fails_at_a_single_token_ends_its_sequence_too(name: str)
         scheduler.apply(make_result(plan, 8))
         scheduler.check_integrity()
         (bad,) = scheduler.take_finished()
-        assert (bad.output_token_ids, bad.finish_reason) == ([FIRST], FinishReason.ERROR)
+        assert bad.output_token_ids == [FIRST] and bad.finish_reason is FinishReason.ERROR
         assert scheduler.plan() is None and scheduler.idle_cause is IdleCause.NO_REQUESTS
 
 
