@@ -18,6 +18,7 @@ from syncline.kv_cache.events import (
     KVEventLog,
 )
 from syncline.kv_cache.manager import KVCacheManager
+from syncline.kv_cache.matching import PrefixMatch
 from syncline.kv_cache.prefix_index import IndexListener, PrefixEntry, PrefixIndex, chain_key
 from syncline.kv_cache.prompt_hold import PromptHold, PromptHolds
 from syncline.kv_cache.stable_keys import StableChain, StableKey, stable_key, stable_root_key
@@ -26,7 +27,6 @@ from syncline.kv_cache.types import (
     BlockKey,
     CacheRoot,
     KVCacheStats,
-    PrefixMatch,
     Reservation,
 )
 

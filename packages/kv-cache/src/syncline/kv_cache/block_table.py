@@ -10,18 +10,17 @@ from collections.abc import Callable
 from collections.abc import Sequence as SequenceABC
 
 from syncline.kv_cache.errors import LeaseError
-from syncline.kv_cache.prefix_index import Chunk, PrefixEntry
+from syncline.kv_cache.prefix_index import PrefixEntry
 from syncline.kv_cache.types import BlockId, BlockKey, CacheRoot
 
 
 class BlockTable:
-    """The blocks of one sequence. `keys[i]` and `chunks[i]` describe its i-th full block."""
+    """The blocks of one sequence. `keys[i]` describes its i-th full block."""
 
     __slots__ = (
         "block_ids",
         "block_size",
         "cacheable",
-        "chunks",
         "keys",
         "num_expected",
         "num_published",
@@ -35,7 +34,6 @@ class BlockTable:
         self.cacheable = cacheable
         self.block_ids: list[BlockId] = []
         self.keys: list[BlockKey] = []
-        self.chunks: list[Chunk] = []
         self.num_published = 0
         self.num_expected = 0  # Full blocks [num_published, num_expected) are being computed.
         self.parent: PrefixEntry | CacheRoot | None = root  # None: a collision cut the chain.

@@ -4,7 +4,6 @@ Knows token lists and roots, not which blocks are cached or held. Token lists ar
 """
 
 from collections.abc import Callable
-from collections.abc import Sequence as SequenceABC
 
 from syncline.kv_cache.block_table import BlockTable
 from syncline.kv_cache.prefix_index import Chunk, PrefixEntry
@@ -13,17 +12,18 @@ from syncline.kv_cache.types import BlockKey, CacheRoot
 
 def describe(
     table: BlockTable,
-    token_ids: SequenceABC[int],
+    token_ids: tuple[int, ...],
     num_full: int,
     key_of: Callable[[BlockKey, Chunk], BlockKey],
 ) -> None:
     """Key the full blocks up to `num_full` that have no key yet."""
-    size = table.block_size
-    for i in range(len(table.keys), num_full):
-        chunk = tuple(token_ids[i * size : (i + 1) * size])
-        parent_key = table.keys[-1] if table.keys else table.root.key()
-        table.chunks.append(chunk)
-        table.keys.append(key_of(parent_key, chunk))
+    keys, size = table.keys, table.block_size
+    if len(keys) >= num_full:
+        return
+    parent = keys[-1] if keys else table.root.key()
+    for start in range(len(keys) * size, num_full * size, size):
+        parent = key_of(parent, token_ids[start : start + size])
+        keys.append(parent)
 
 
 def adopt_chain(table: BlockTable, source: BlockTable, num_blocks: int) -> None:
@@ -33,7 +33,6 @@ def adopt_chain(table: BlockTable, source: BlockTable, num_blocks: int) -> None:
     """
     if len(table.keys) < num_blocks:
         table.keys = source.keys[:num_blocks]
-        table.chunks = source.chunks[:num_blocks]
     parent = source.parent
     for _ in range(num_blocks, source.num_published):
         # None: cut by a collision, or no longer listed, so that nothing behind it could be hit.
@@ -53,5 +52,4 @@ def renew_root(table: BlockTable, kv_epoch: int) -> None:
             kv_epoch=kv_epoch,
         )
         table.keys.clear()
-        table.chunks.clear()
         table.parent = table.root

@@ -12,7 +12,7 @@ from syncline.kv_cache.block_table import BlockTable, Lease
 from syncline.kv_cache.chains import describe, renew_root
 from syncline.kv_cache.errors import BlockNotHeldError, BlocksInUseError, KVCacheError
 from syncline.kv_cache.expectations import Expectations
-from syncline.kv_cache.matching import longest_match, verify
+from syncline.kv_cache.matching import PrefixMatch, longest_match, verify
 from syncline.kv_cache.prefix_index import IndexListener, PrefixIndex
 from syncline.kv_cache.prompt_hold import PromptHolds
 from syncline.kv_cache.types import (
@@ -20,7 +20,6 @@ from syncline.kv_cache.types import (
     BlockKey,
     CacheRoot,
     KVCacheStats,
-    PrefixMatch,
     Reservation,
 )
 
@@ -141,8 +140,9 @@ class KVCacheManager:
         renew_root(table, self._kv_epoch)
         # At most one block more than may be shared: the one that ends at max_tokens + 1.
         num_described = min(max_tokens + 1, len(token_ids)) // self.block_size
-        describe(table, token_ids, num_described, self._index.key_of)
-        return longest_match(self._index, self._expectations, table, num_described, max_tokens)
+        prefix = tuple(token_ids[: num_described * self.block_size])
+        describe(table, prefix, num_described, self._index.key_of)
+        return longest_match(self._index, self._expectations, table, prefix, max_tokens)
 
     def reserve(
         self, table: BlockTable, up_to_position: int, match: PrefixMatch | None = None
@@ -181,7 +181,7 @@ class KVCacheManager:
         if not self._is_publishable(table):
             return
         num_full = min(up_to_position, len(token_ids)) // self.block_size
-        describe(table, token_ids, num_full, self._index.key_of)
+        describe(table, tuple(token_ids), num_full, self._index.key_of)
         self._expectations.expect(table, num_full)
 
     def watch(self, key: BlockKey) -> None:
@@ -225,16 +225,16 @@ class KVCacheManager:
             return 0
         if not self._is_publishable(table):
             return 0
-        describe(table, token_ids, num_full, self._index.key_of)
+        tokens, size = tuple(token_ids), self.block_size
+        describe(table, tokens, num_full, self._index.key_of)
         num_listed = 0
         for i in range(table.num_published, num_full):
             self._expectations.settle(table, i)
             if table.parent is None:
                 continue
             block_id = table.block_ids[i]
-            entry, displaced = self._index.publish(
-                table.keys[i], table.chunks[i], table.parent, block_id
-            )
+            chunk = tokens[i * size : (i + 1) * size]
+            entry, displaced = self._index.publish(table.keys[i], chunk, table.parent, block_id)
             if displaced is not None:
                 self._pool.unmark_cached(displaced)
             if entry is not None and entry.block_id == block_id:

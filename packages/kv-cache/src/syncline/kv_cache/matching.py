@@ -1,36 +1,65 @@
 """How much of a table's chain the prefix index holds; reads only, takes no block."""
 
+from dataclasses import dataclass
+
 from syncline.kv_cache.block_table import BlockTable
 from syncline.kv_cache.errors import StaleMatchError
 from syncline.kv_cache.expectations import Expectations
 from syncline.kv_cache.prefix_index import PrefixEntry, PrefixIndex
-from syncline.kv_cache.types import BlockId, BlockKey, CacheRoot, PrefixMatch
+from syncline.kv_cache.types import BlockId, BlockKey, CacheRoot
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrefixMatch:
+    """What the prefix index holds of a token list; a reading, it takes no block.
+
+    block_ids     full blocks to share, in order
+    num_tokens    tokens whose KV need not be computed
+    copy_source   set when the whole prompt is cached: the block to copy, whose last token alone
+                  is recomputed (num_tokens is then one short of a block boundary)
+    awaited_key   set when others compute the next full blocks now: the last block of that run.
+                  Once nobody computes it any more, a new match says what has become of them
+    entries       of `block_ids`, then of `copy_source`: each was compared with the tokens
+    """
+
+    block_ids: tuple[BlockId, ...] = ()
+    num_tokens: int = 0
+    copy_source: BlockId | None = None
+    awaited_key: BlockKey | None = None
+    entries: tuple[PrefixEntry, ...] = ()
 
 
 def longest_match(
     index: PrefixIndex,
     expectations: Expectations,
     table: BlockTable,
-    num_described: int,
+    token_ids: tuple[int, ...],
     max_tokens: int,
 ) -> PrefixMatch:
-    """The longest verified run of hits over the first `num_described` blocks, which have keys."""
+    """The longest verified run of hits over the full blocks of `token_ids`, which have keys."""
     size = table.block_size
     parent: PrefixEntry | CacheRoot = table.root
-    hits: list[BlockId] = []
-    for i in range(num_described):
-        entry = index.find(table.keys[i], table.chunks[i], parent)
+    entries: list[PrefixEntry] = []
+    starts = range(0, len(token_ids) - size + 1, size)
+    for key, start in zip(table.keys, starts, strict=False):
+        entry = index.find(key, token_ids[start : start + size], parent)
         if entry is None:
             break
         parent = entry
-        hits.append(entry.block_id)
-    if len(hits) * size > max_tokens:
-        source = hits.pop()
-        return PrefixMatch(block_ids=tuple(hits), num_tokens=max_tokens, copy_source=source)
+        entries.append(entry)
+    block_ids = tuple([entry.block_id for entry in entries])
+    if len(entries) * size > max_tokens:
+        return PrefixMatch(
+            block_ids=block_ids[:-1],
+            num_tokens=max_tokens,
+            copy_source=block_ids[-1],
+            entries=tuple(entries),
+        )
     return PrefixMatch(
-        block_ids=tuple(hits),
-        num_tokens=len(hits) * size,
-        awaited_key=_last_expected(table, expectations, len(hits), num_described),
+        block_ids=block_ids,
+        num_tokens=len(entries) * size,
+        awaited_key=_last_expected(table, expectations, len(entries), len(starts)),
+        entries=tuple(entries),
     )
 
 
@@ -39,27 +68,29 @@ def _last_expected(
 ) -> BlockKey | None:
     """The key of the last block in the run from `start` on that others compute now."""
     last: BlockKey | None = None
-    for key in table.keys[start:stop]:
-        if key not in expectations:
+    for i in range(start, stop):
+        if table.keys[i] not in expectations:
             break
-        last = key
+        last = table.keys[i]
     return last
 
 
 def verify(index: PrefixIndex, table: BlockTable, match: PrefixMatch) -> PrefixEntry | CacheRoot:
-    """The entry of the last shared block. Raises StaleMatchError if the match is not true now."""
-    wanted = list(match.block_ids)
+    """The entry of the last shared block. Raises StaleMatchError if the match is not true now.
+
+    The entries were compared with the tokens when the match was made, and what a listed entry says
+    never changes: so being listed behind one another, under the table's keys, is enough.
+    """
+    block_ids = match.block_ids
     if match.copy_source is not None:
-        wanted.append(match.copy_source)
-    entry: PrefixEntry | CacheRoot = table.root
-    shared = entry
-    for i, block_id in enumerate(wanted):
-        if i >= len(table.keys):
-            raise StaleMatchError(block_id)
-        found = index.find(table.keys[i], table.chunks[i], entry)
-        if found is None or found.block_id != block_id:
-            raise StaleMatchError(block_id)
-        entry = found
-        if i < len(match.block_ids):
-            shared = found
-    return shared
+        block_ids = (*block_ids, match.copy_source)
+    if len(match.entries) != len(block_ids) or len(table.keys) < len(block_ids):
+        raise StaleMatchError(block_ids[-1])
+    before: PrefixEntry | CacheRoot = table.root
+    for entry, block_id, key in zip(match.entries, block_ids, table.keys, strict=False):
+        if entry.parent != before or entry.block_id != block_id or entry.key != key:
+            raise StaleMatchError(block_id)  # An entry that is not listed any more has no parent.
+        before = entry
+    if isinstance(before, PrefixEntry) and not index.lists(before):
+        raise StaleMatchError(before.block_id)
+    return match.entries[len(match.block_ids) - 1] if match.block_ids else table.root

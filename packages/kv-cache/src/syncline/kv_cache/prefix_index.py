@@ -18,7 +18,8 @@ Chunk = tuple[int, ...]
 
 def chain_key(parent: BlockKey, chunk: Chunk) -> BlockKey:
     """The key of a block from its parent's key and its tokens; fast, deterministic, collidable."""
-    return BlockKey(hash((parent, chunk)))
+    # A call of BlockKey would cost as much as the hash.
+    return hash((parent, chunk))  # type: ignore[return-value]  # a new name for int, no more
 
 
 class PrefixEntry:
@@ -77,6 +78,10 @@ class PrefixIndex:
     @property
     def block_ids(self) -> set[BlockId]:
         return set(self._by_block)
+
+    def lists(self, entry: PrefixEntry) -> bool:
+        """Whether this very entry can be hit here."""
+        return self._by_block.get(entry.block_id) is entry
 
     def find(
         self, key: BlockKey, chunk: Chunk, parent: PrefixEntry | CacheRoot

@@ -35,24 +35,6 @@ class CacheRoot:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PrefixMatch:
-    """What the prefix index holds of a token list; a reading, it takes no block.
-
-    block_ids     full blocks to share, in order
-    num_tokens    tokens whose KV need not be computed
-    copy_source   set when the whole prompt is cached: the block to copy, whose last token alone
-                  is recomputed (num_tokens is then one short of a block boundary)
-    awaited_key   set when others compute the next full blocks now: the last block of that run.
-                  Once nobody computes it any more, a new match says what has become of them
-    """
-
-    block_ids: tuple[BlockId, ...] = ()
-    num_tokens: int = 0
-    copy_source: BlockId | None = None
-    awaited_key: BlockKey | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Reservation:
     """What `reserve` took: the new blocks at the table's end, and copies to make before writing.
 
