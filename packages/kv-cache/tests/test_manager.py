@@ -172,6 +172,29 @@ def test_a_watched_key_is_told_once_when_nobody_computes_it_any_more(how: str) -
             kv.watch(key)
 
 
+def test_a_withdrawn_table_keeps_its_blocks_and_publishes_again_after_its_release() -> None:
+    kv = KVCacheManager(8, 4)
+    prompt = [1] * 12
+    table = kv.new_table()
+    assert kv.reserve(table, 12) is not None
+    kv.expect(table, prompt, 12)
+    kv.publish(table, prompt, 4, kv.kv_epoch)
+    kv.watch(table.keys[2])
+    kv.withdraw(table)
+    # Nobody waits for it any more, and what it had listed stays.
+    assert kv.take_settled() == [table.keys[2]]
+    match = kv.match(kv.new_table(), prompt, 11)
+    assert (match.num_tokens, match.awaited_key) == (4, None)
+    assert kv.publish(table, prompt, 12, kv.kv_epoch) == 0
+    assert (kv.num_cached_blocks, kv.num_free_blocks) == (1, 5)
+    kv.check_integrity([table])
+    kv.release(table)
+    kv.clear_index()
+    assert kv.reserve(table, 12) is not None
+    assert kv.publish(table, prompt, 12, kv.kv_epoch) == 3
+    kv.check_integrity([table])
+
+
 def test_a_stale_stamp_publishes_nothing() -> None:
     kv = KVCacheManager(4, 4)
     table = kv.new_table()

@@ -36,7 +36,7 @@ class BlockTable:
         self.keys: list[BlockKey] = []
         self.num_published = 0
         self.num_expected = 0  # Full blocks [num_published, num_expected) are being computed.
-        self.parent: PrefixEntry | CacheRoot | None = root  # None: a collision cut the chain.
+        self.parent: PrefixEntry | CacheRoot | None = root  # None: cut, nothing more is listed.
 
     @property
     def num_tokens_capacity(self) -> int:

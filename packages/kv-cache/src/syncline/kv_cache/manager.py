@@ -255,6 +255,14 @@ class KVCacheManager:
         table.num_expected = 0
         table.parent = table.root
 
+    def withdraw(self, table: BlockTable) -> None:
+        """Keep the table's blocks; from here to its release nothing of it is published or awaited.
+
+        What it has published already stays listed.
+        """
+        self._expectations.drop(table)
+        table.parent = None
+
     def lease(self, block_ids: SequenceABC[BlockId]) -> Lease:
         """Hold blocks outside step order. Raises BlockNotHeldError, with nothing taken."""
         for block_id in block_ids:

@@ -21,12 +21,33 @@ from syncline.scheduler_core.plan import (
     StepPlan,
     StepResult,
 )
+from syncline.scheduler_core.records import (
+    AbortAll,
+    AbortRequest,
+    AddRequest,
+    ApplyResult,
+    BumpKVEpoch,
+    FinishLoad,
+    FinishStore,
+    FlushPrefixCache,
+    Pause,
+    PlanStep,
+    PreemptAll,
+    PreemptOne,
+    Record,
+    RecordingScheduler,
+    ResizePool,
+    Resume,
+    SetWeightVersion,
+    replay,
+)
 from syncline.scheduler_core.request import Request, StopMatch, StopMatcher, StopRules
 from syncline.scheduler_core.scheduler import Scheduler
 from syncline.scheduler_core.sequence import Sequence
 from syncline.scheduler_core.timings import RequestTimings, SequenceSummary
 from syncline.scheduler_core.types import (
     FinishReason,
+    FlushReport,
     IdleCause,
     PauseMode,
     RowId,
@@ -37,18 +58,35 @@ from syncline.scheduler_core.types import (
 )
 
 __all__ = [
+    "AbortAll",
+    "AbortRequest",
+    "AddRequest",
+    "ApplyResult",
+    "BumpKVEpoch",
     "Column",
     "ColumnSpan",
+    "FinishLoad",
     "FinishReason",
+    "FinishStore",
+    "FlushPrefixCache",
+    "FlushReport",
     "IdleCause",
     "KVLoad",
     "KVStore",
     "OffloadConnector",
+    "Pause",
     "PauseMode",
+    "PlanStep",
+    "PreemptAll",
+    "PreemptOne",
     "PrefillChunk",
+    "Record",
+    "RecordingScheduler",
     "Request",
     "RequestTimings",
+    "ResizePool",
     "ResultError",
+    "Resume",
     "RowError",
     "RowId",
     "RowJoin",
@@ -61,6 +99,7 @@ __all__ = [
     "Sequence",
     "SequenceId",
     "SequenceSummary",
+    "SetWeightVersion",
     "StateError",
     "StepOrderError",
     "StepPlan",
@@ -73,4 +112,5 @@ __all__ = [
     "TransferId",
     "TransfersInFlightError",
     "UnfinishedPolicy",
+    "replay",
 ]

@@ -8,7 +8,7 @@ from syncline.scheduler_core.config import SchedulerConfig
 from syncline.scheduler_core.errors import StepsInFlightError
 from syncline.scheduler_core.lifecycle import Lifecycle
 from syncline.scheduler_core.sequence import Sequence
-from syncline.scheduler_core.types import FinishReason, PauseMode, UnfinishedPolicy
+from syncline.scheduler_core.types import FinishReason, FlushReport, PauseMode, UnfinishedPolicy
 
 
 class Control:
@@ -126,6 +126,15 @@ class Control:
         if self._undecided:
             self._undecided = False
             self._life.preempt_all()
+
+    def flush_prefix_cache(self) -> FlushReport:
+        """With a step or a load in flight nothing happens: it would publish after the flush."""
+        transfers = self._life.transfers
+        if len(self._life.pending) or transfers.num_in_flight:
+            return FlushReport(is_flushed=False, num_unlisted_blocks=0)
+        for sequence in (*self._life.running.values(), *transfers.loaded()):
+            self._kv.withdraw(sequence.table)
+        return FlushReport(is_flushed=True, num_unlisted_blocks=self._kv.clear_index())
 
     def resize_pool(self, num_blocks: int, now_s: float | None) -> None:
         """Every sequence loses its blocks; limits follow the new size."""

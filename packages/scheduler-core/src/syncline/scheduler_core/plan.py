@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from syncline.kv_cache import BlockId
 from syncline.scheduler_core.connectors.values import KVLoad, KVStore
+from syncline.scheduler_core.digest import digest
 from syncline.scheduler_core.types import RowId, SequenceId
 
 
@@ -71,6 +72,13 @@ class StepPlan:
     prefill_chunks: tuple[PrefillChunk, ...] = ()
     kv_stores: tuple[KVStore, ...] = ()
     kv_loads: tuple[KVLoad, ...] = ()
+
+    def digest(self) -> str:
+        """sha256 over every field, as hex: equal plans, and only they, have equal ones.
+
+        `syncline.scheduler_core.digest` has the encoding. Linear in the plan: not for every step.
+        """
+        return digest(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,6 +22,7 @@ from syncline.scheduler_core.speculation import DraftCounts, check_draft_counts
 from syncline.scheduler_core.stopping import stop_candidates
 from syncline.scheduler_core.types import (
     FinishReason,
+    FlushReport,
     IdleCause,
     PauseMode,
     SchedulerStats,
@@ -326,6 +327,13 @@ class Scheduler:
         """
         self._life.clock.check(now_s)
         self._control.resize_pool(num_blocks, now_s)
+
+    def flush_prefix_cache(self) -> FlushReport:
+        """Unlist every cached block. While a step or a load is in flight it does not, and says so.
+
+        Sequences keep the KV they hold, none of which is shared from now on, until they give it up.
+        """
+        return self._control.flush_prefix_cache()
 
     def check_integrity(self) -> None:
         """Raise StateError or kv_cache's IntegrityError if the books contradict each other."""

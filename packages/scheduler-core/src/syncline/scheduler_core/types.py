@@ -44,6 +44,14 @@ class IdleCause(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class FlushReport:
+    """Whether a flush of the prefix cache happened, and how many blocks it unlisted."""
+
+    is_flushed: bool
+    num_unlisted_blocks: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerStats:
     """Counters since construction; each only grows.
 
