@@ -67,8 +67,8 @@ def count_verified(
     """
     start = 0
     for num_tokens in split:
-        if not num_tokens or start >= num_kept:
-            break
+        if start >= num_kept:
+            break  # It began after the end, or it did not run.
         start += num_tokens
         num_accepted = num_tokens - 1
         counters.num_draft_tokens += num_drafts
