@@ -13,10 +13,9 @@ from syncline.scheduler_core.lifecycle import Lifecycle
 from syncline.scheduler_core.pending import StepInFlight
 from syncline.scheduler_core.plan import StepResult
 from syncline.scheduler_core.sequence import Sequence
-from syncline.scheduler_core.speculation import new_token_interval
 from syncline.scheduler_core.stopping import earliest_stop
 from syncline.scheduler_core.types import FinishReason, RowId
-from syncline.scheduler_core.verifying import check_window_counts, count_verified, split_counts
+from syncline.scheduler_core.verifying import check_window_counts, count_verified
 
 
 def check_result(step: StepInFlight, result: StepResult) -> "tuple[array[int], array[float]]":
@@ -78,18 +77,16 @@ def _check_counts(step: StepInFlight, result: StepResult, counts: tuple[int, ...
             step.step_id,
             f"counts must have {step.num_yielding_rows} entries, got {len(counts)}",
         )
-    failed = _failed_sequences(step, result)
-    for i, (sequence, count) in enumerate(zip(step.yielding, counts, strict=True)):
-        min_new, max_new = 1, 1
-        if i < len(step.batch.rows):
-            min_new, max_new = new_token_interval(step.window, step.num_draft_tokens_of(i))
-        if sequence.is_finished or sequence in failed:
-            min_new = 0
-        if not min_new <= count <= max_new:
+    for i, (count, max_new) in enumerate(zip(counts, step.max_counts(), strict=True)):
+        if 1 <= count <= max_new:
+            continue
+        sequence = step.yielding[i]
+        may_be_none = sequence.is_finished or sequence in _failed_sequences(step, result)
+        if count or not may_be_none:
             raise ResultError(
                 step.step_id,
-                f"yielding row {i} (request {sequence.request_id!r}) must have between {min_new} "
-                f"and {max_new} tokens, got {count}",
+                f"yielding row {i} (request {sequence.request_id!r}) must have between "
+                f"{0 if may_be_none else 1} and {max_new} tokens, got {count}",
             )
 
 
@@ -142,7 +139,7 @@ class Applier:
         if result.counts is None and step.is_plain:
             self._append_one_each(step, token_ids, logprobs)
         else:
-            self._append_counted(step, result)
+            self._append_counted(step, result, token_ids, logprobs)
         for sequence in without_token:
             if sequence.output_token_ids:
                 sequence.first_token_s = now_s
@@ -209,29 +206,42 @@ class Applier:
         for sequence in candidates:
             self._settle(sequence, 1)
 
-    def _append_counted(self, step: StepInFlight, result: StepResult) -> None:
+    def _append_counted(
+        self,
+        step: StepInFlight,
+        result: StepResult,
+        token_ids: "array[int]",
+        logprobs: "array[float]",
+    ) -> None:
         counters = self._life.counters
-        decoding = self._life.decoding
-        counts = _counts(step, result)
-        start = 0
-        for i, (sequence, count) in enumerate(zip(step.yielding, counts, strict=True)):
+        # Length limits are settled with `step.capped`: here only ids can end a row.
+        is_quiet = step.is_quiet(token_ids)
+        kept_counts: list[tuple[int, int]] = []
+        start = num_surplus = 0
+        for sequence, count in zip(step.yielding, _counts(step, result), strict=True):
             stop = start + count
-            if sequence.is_finished:
-                counters.num_surplus_tokens += count
+            num_kept = 0
+            if sequence.finish_reason is not None:
+                num_surplus += count
             elif count:
-                sequence.append(
-                    result.token_ids[start:stop], result.logprobs[start:stop], step.weight_version
-                )
-                counters.num_accepted_tokens += count
-                num_kept = self._settle(sequence, count)
-                if i < len(step.batch.rows):
-                    num_drafts = step.num_draft_tokens_of(i)
-                    if num_drafts:
-                        split = split_counts(step, result.window_counts, counts, i)
-                        count_verified(counters, num_drafts, split, num_kept)
-                    if count < step.window * (1 + num_drafts) and sequence in decoding:
-                        decoding.file(sequence)
+                num_kept = count
+                row_ids = token_ids[start:stop]
+                sequence.outputs.extend(row_ids, logprobs[start:stop])
+                if not is_quiet and sequence.may_end_with_any(row_ids):
+                    num_kept = self._settle(sequence, count)
+            kept_counts.append((count, num_kept))
             start = stop
+        counters.num_surplus_tokens += num_surplus
+        counters.num_accepted_tokens += start - num_surplus
+        num_rows = len(step.batch.rows)
+        del kept_counts[num_rows:]
+        if step.num_draft_tokens is not None:
+            count_verified(counters, step, result.window_counts, kept_counts)
+        num_missing = [
+            max_new - count
+            for max_new, (count, _) in zip(step.max_counts()[:num_rows], kept_counts, strict=True)
+        ]
+        self._life.decoding.get_tokens_back(step.batch.sequences, num_missing)
 
     def _settle(self, sequence: Sequence, num_new: int) -> int:
         """End the sequence where its last `num_new` tokens say so; returns how many are kept.

@@ -86,6 +86,13 @@ class OutputColumns:
         self.ids.extend(ids)
         self.logprobs.extend(values)
 
+    def extend(self, token_ids: "array[int]", logprobs: "array[float]") -> None:
+        """`append` of packed values, which have been checked."""
+        if self.log is not None:
+            self.log.deliver(self)
+        self.ids.extend(token_ids)
+        self.logprobs.extend(logprobs)
+
     def truncate(self, num_tokens: int) -> None:
         """Drop what lies beyond so many tokens."""
         self.settle()

@@ -74,6 +74,31 @@ class Calendar:
         day.date = later
         self._by_date[later] = day
 
+    def shift(self, sequences: SequenceABC[Sequence], amounts: SequenceABC[int]) -> None:
+        """File each by so many dates later; one that is not filed stays so."""
+        by_date, filed = self._by_date, self._filed
+        for sequence, amount in zip(sequences, amounts, strict=True):
+            if not amount:
+                continue
+            seq_id = sequence.seq_id
+            day = filed.get(seq_id)
+            if day is None:
+                continue
+            del day.sequences[seq_id]
+            if not day.sequences:
+                del by_date[day.date]
+            date = day.date + amount
+            later = by_date.get(date)
+            if later is None:
+                later = by_date[date] = _Day(date)
+            later.sequences[seq_id] = sequence
+            filed[seq_id] = later
+
+    def dates(self, sequences: SequenceABC[Sequence]) -> list[int]:
+        """Of sequences that are all filed."""
+        filed = self._filed
+        return [filed[sequence.seq_id].date for sequence in sequences]
+
     def has(self, date: int) -> bool:
         return date in self._by_date
 
@@ -218,17 +243,28 @@ class DecodeSet:
         room = sequence.table.num_tokens_capacity - target_len + 1
         self._blocks.file(sequence, self._clock + room)
 
-    def num_positions_left(self, sequence: Sequence) -> int:
-        """Reserved positions of a member that no planned token needs."""
-        day = self._blocks.due(sequence)
-        assert day is not None  # Every member is filed.
-        return day - self._clock
+    def positions_left(self) -> list[int]:
+        """Of each member, in the batch's order: reserved positions that no planned token needs."""
+        clock = self._clock
+        return [date - clock for date in self._blocks.dates(self._sequences)]
 
-    def num_tokens_left(self, sequence: Sequence) -> int:
-        """Tokens that may still be planned for a member."""
-        day = self._lengths.due(sequence)
-        assert day is not None  # Every member is filed.
-        return day - self._clock
+    def tokens_left(self) -> list[int]:
+        """Of each member, in the batch's order: tokens that may still be planned."""
+        clock = self._clock
+        return [date - clock for date in self._lengths.dates(self._sequences)]
+
+    def get_positions(self, sequence: Sequence, num_positions: int) -> None:
+        """So many more are reserved for this member."""
+        self._blocks.shift([sequence], [num_positions])
+
+    def get_tokens_back(
+        self, sequences: SequenceABC[Sequence], num_tokens: SequenceABC[int]
+    ) -> None:
+        """So many planned tokens of each have not come, or are planned beyond the clock's if
+        negative. No effect on who is no member.
+        """
+        self._blocks.shift(sequences, num_tokens)
+        self._lengths.shift(sequences, num_tokens)
 
     @property
     def short_of_blocks(self) -> Collection[Sequence]:

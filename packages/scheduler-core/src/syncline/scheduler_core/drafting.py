@@ -34,49 +34,47 @@ class DraftPlanner:
     ) -> tuple[tuple[int, ...] | None, list[tuple[RowId, int, tuple[BlockId, ...]]]]:
         """Drafts per decode row (None: no row has any), and the new blocks that they need.
 
-        Positions for every granted draft are reserved. The calendar does not know of them yet:
-        each row with drafts is to be filed anew.
+        Positions for every granted draft are reserved.
         """
         decoding = self._life.decoding
         batch = decoding.batch
+        # A window was cut to the length limits before, so none of these is negative.
         grants = [
-            # A window was cut to the length limits before, so this is never negative.
-            min(num_drafts, decoding.num_tokens_left(sequence) // window - 1)
-            for sequence, num_drafts in zip(
-                batch.sequences, _per_row(wanted, batch.sequences), strict=True
+            min(num_drafts, num_tokens_left // window - 1)
+            for num_drafts, num_tokens_left in zip(
+                _per_row(wanted, batch.sequences), decoding.tokens_left(), strict=True
             )
         ]
         grants = share_budget(grants, budget)
-        new_blocks: list[tuple[RowId, int, tuple[BlockId, ...]]] = []
-        for i, sequence in enumerate(batch.sequences):
-            if grants[i]:
-                first_new = len(sequence.table.block_ids)
-                grants[i] = self._reserve(sequence, window, grants[i])
-                block_ids = tuple(sequence.table.block_ids[first_new:])
-                if block_ids:
-                    new_blocks.append((batch.rows[i], first_new, block_ids))
-        return (tuple(grants) if any(grants) else None), new_blocks
-
-    def _reserve(self, sequence: Sequence, window: int, num_drafts: int) -> int:
-        """Reserve the positions of so many drafts, or of fewer; returns of how many."""
-        kv = self._life.kv
-        num_reserved = self._life.decoding.num_positions_left(sequence)
         # Until this step's result tells how many drafts were right, the row's next tokens are
         # planned behind all of them: that must not take a block sooner than without drafts.
         num_own = window * self._max_steps_in_flight
-        num_needed = num_own + window * num_drafts
-        if num_needed <= num_reserved:
-            return num_drafts
+        new_blocks: list[tuple[RowId, int, tuple[BlockId, ...]]] = []
+        for i, num_reserved in enumerate(decoding.positions_left()):
+            num_short = num_own + window * grants[i] - num_reserved
+            if num_short <= 0 or not grants[i]:
+                continue
+            sequence = batch.sequences[i]
+            first_new = len(sequence.table.block_ids)
+            num_positions = num_reserved + self._take_blocks(sequence, num_short)
+            grants[i] = min(grants[i], max(0, num_positions - num_own) // window)
+            block_ids = tuple(sequence.table.block_ids[first_new:])
+            if block_ids:
+                new_blocks.append((batch.rows[i], first_new, block_ids))
+        return (tuple(grants) if any(grants) else None), new_blocks
+
+    def _take_blocks(self, sequence: Sequence, num_positions: int) -> int:
+        """Reserve so many more positions, or as many as may be; returns how many more there are."""
+        kv = self._life.kv
         max_new_blocks = kv.num_free_blocks // (1 + len(self._life.running))
-        num_new_blocks = min(-(-(num_needed - num_reserved) // kv.block_size), max_new_blocks)
-        num_positions = num_reserved + num_new_blocks * kv.block_size
-        num_drafts = min(num_drafts, max(0, num_positions - num_own) // window)
-        if num_drafts:
-            up_to_position = sequence.table.num_tokens_capacity - num_reserved
-            up_to_position += num_own + window * num_drafts
-            reservation = kv.reserve(sequence.table, up_to_position)
-            assert reservation is not None  # Only free blocks were counted.
-        return num_drafts
+        num_new_blocks = min(-(-num_positions // kv.block_size), max_new_blocks)
+        if not num_new_blocks:
+            return 0
+        num_new = num_new_blocks * kv.block_size
+        reservation = kv.reserve(sequence.table, sequence.table.num_tokens_capacity + num_new)
+        assert reservation is not None  # Only free blocks were counted.
+        self._life.decoding.get_positions(sequence, num_new)
+        return num_new
 
 
 def _per_row(wanted: DraftCounts, sequences: list[Sequence]) -> list[int]:

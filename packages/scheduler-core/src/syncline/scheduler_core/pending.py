@@ -6,6 +6,7 @@ steps that contain it.
 
 from collections import deque
 from collections.abc import Iterator
+from collections.abc import Sequence as SequenceABC
 
 from syncline.scheduler_core.decoding import DecodeBatch
 from syncline.scheduler_core.errors import StepOrderError
@@ -78,6 +79,20 @@ class StepInFlight:
         if not self.drafts:
             return self.window
         return new_token_interval(self.window, self.drafts.get(sequence.seq_id, 0))[1]
+
+    def max_counts(self) -> list[int]:
+        """The most tokens that each yielding row may have, in the order of the result."""
+        window, num_rows = self.window, len(self.batch.rows)
+        if self.num_draft_tokens is None:
+            counts = [window] * num_rows
+        else:
+            counts = [window * (1 + num_drafts) for num_drafts in self.num_draft_tokens]
+        return counts + [1] * len(self.finals)
+
+    def is_quiet(self, token_ids: SequenceABC[int]) -> bool:
+        """No token of the step's rows can end its sequence, but for a length limit."""
+        batch = self.batch
+        return not self.finals and not batch.is_watched and batch.ending.isdisjoint(token_ids)
 
     @property
     def num_yielding_rows(self) -> int:

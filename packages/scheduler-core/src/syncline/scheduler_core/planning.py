@@ -291,23 +291,12 @@ class Planner:
         """What the plan just made changes for the next one."""
         life = self._life
         if step.batch.rows:
+            if step.num_draft_tokens is not None:
+                num_more = [-step.window * num_drafts for num_drafts in step.num_draft_tokens]
+                life.decoding.get_tokens_back(step.batch.sequences, num_more)
             for sequence in life.decoding.advance(step.window):
                 life.drain(sequence)
                 step.capped.append(sequence)
-            if step.drafts:
-                self._move_on_drafts(step)
         for sequence, chunk in step.chunks:
             if chunk.is_final and life.begin_decoding(sequence, chunk.row, step.step_id):
                 step.capped.append(sequence)
-
-    def _move_on_drafts(self, step: StepInFlight) -> None:
-        """Rows with drafts have advanced by more than the clock."""
-        life = self._life
-        for sequence in step.batch.sequences:
-            if sequence.seq_id not in step.drafts:
-                continue
-            if sequence.target_len >= sequence.max_total_tokens:
-                life.drain(sequence)
-                step.capped.append(sequence)
-            else:
-                life.decoding.file(sequence)

@@ -236,6 +236,10 @@ class Sequence:
         """Whether it is worth asking if the sequence ends at this token, its last."""
         return self.stop_candidates is None or token_id in self.stop_candidates
 
+    def may_end_with_any(self, token_ids: SequenceABC[int]) -> bool:
+        """Whether it is worth asking if the sequence ends at one of these tokens, its last."""
+        return self.stop_candidates is None or not self.stop_candidates.isdisjoint(token_ids)
+
     def start_version(self, version: int) -> None:
         """Output tokens from here on were sampled under this weight version."""
         self._start_version_at(len(self.outputs), version)

@@ -49,32 +49,36 @@ def _wrong_with(split: tuple[int, ...], count: int, max_tokens: int) -> str | No
     return None
 
 
-def split_counts(
-    step: StepInFlight, window_counts: tuple[int, ...] | None, counts: tuple[int, ...], i: int
-) -> tuple[int, ...]:
-    """Tokens of each step of decode row `i`, which has drafts."""
-    if window_counts is None:
-        return (counts[i],)
-    return window_counts[i * step.window : (i + 1) * step.window]
-
-
 def count_verified(
-    counters: Counters, num_drafts: int, split: tuple[int, ...], num_kept: int
+    counters: Counters,
+    step: StepInFlight,
+    window_counts: tuple[int, ...] | None,
+    kept_counts: list[tuple[int, int]],
 ) -> None:
-    """Count the verify steps that began before the sequence's end, each of them whole.
+    """Count the verify steps that began before their sequence's end, each of them whole.
 
-    split: tokens of each step. num_kept: how many of the row's tokens the sequence keeps.
+    kept_counts: of each decode row, the tokens that came and how many of them its sequence keeps.
     """
-    start = 0
-    for num_tokens in split:
-        if start >= num_kept:
-            break  # It began after the end, or it did not run.
-        start += num_tokens
-        num_accepted = num_tokens - 1
-        counters.num_draft_tokens += num_drafts
-        counters.num_accepted_draft_tokens += num_accepted
-        counters.num_rejected_draft_tokens += num_drafts - num_accepted
-        if num_accepted < num_drafts:
-            counters.num_recovered_tokens += 1
-        else:
-            counters.num_bonus_tokens += 1
+    assert step.num_draft_tokens is not None
+    window = step.window
+    num_steps = num_drafts = num_accepted = num_bonus = 0
+    for i, (k, (count, num_kept)) in enumerate(
+        zip(step.num_draft_tokens, kept_counts, strict=True)
+    ):
+        if not k or not num_kept:
+            continue
+        split = (count,) if window_counts is None else window_counts[i * window : (i + 1) * window]
+        start = 0
+        for num_tokens in split:
+            if start >= num_kept:
+                break  # It began after the end, or it did not run.
+            start += num_tokens
+            num_steps += 1
+            num_drafts += k
+            num_accepted += num_tokens - 1
+            num_bonus += num_tokens > k
+    counters.num_draft_tokens += num_drafts
+    counters.num_accepted_draft_tokens += num_accepted
+    counters.num_rejected_draft_tokens += num_drafts - num_accepted
+    counters.num_recovered_tokens += num_steps - num_bonus
+    counters.num_bonus_tokens += num_bonus
