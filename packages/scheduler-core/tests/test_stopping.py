@@ -229,8 +229,9 @@ def test_a_matcher_per_sample_sees_the_output_grow_in_order() -> None:
             prompt=3, max_tokens=2, num_samples=2, make_stop_matcher=lambda: Recorder(next(numbers))
         )
     )
-    for token_id in (7, 8):
+    for token_id in (7, 8, 9):
         plan = scheduler.plan()
         assert plan is not None
         scheduler.apply(make_result(plan, token_id))
-    assert seen == [(0, [7], 1), (1, [7], 1), (0, [7, 8], 1), (1, [7, 8], 1)]
+    # The second sample starts when the first one has computed their prompt.
+    assert seen == [(0, [7], 1), (0, [7, 8], 1), (1, [8], 1), (1, [8, 9], 1)]

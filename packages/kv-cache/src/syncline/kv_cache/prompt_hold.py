@@ -114,6 +114,7 @@ class PromptHolds:
         copies: tuple[tuple[BlockId, BlockId], ...] = ()
         if taken:
             hold.tail = None
+            hold.is_tail_borrowed = False
         elif tail is not None:
             copies = ((tail, new[0]),)
         table.block_ids += [*shared, *new]
@@ -128,8 +129,9 @@ class PromptHolds:
         """
         self._require(hold)
         tail = hold.tail
-        if not hold.is_tail_borrowed or tail is None:
+        if not hold.is_tail_borrowed:
             return ()
+        assert tail is not None
         hold.is_tail_borrowed = False
         if self._pool.ref_count(tail) == 1:
             return ()
@@ -144,6 +146,7 @@ class PromptHolds:
         if hold.tail is not None:
             self._pool.free([hold.tail])
             hold.tail = None
+            hold.is_tail_borrowed = False
 
     def drop(self, hold: PromptHold) -> None:
         """Give up every block of the hold."""

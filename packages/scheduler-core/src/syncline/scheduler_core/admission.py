@@ -11,6 +11,7 @@ from syncline.scheduler_core.parking import Event
 from syncline.scheduler_core.policies import PartialTurn
 from syncline.scheduler_core.preemption import headroom_blocks
 from syncline.scheduler_core.sequence import Sequence
+from syncline.scheduler_core.siblings import PromptSettled, RequestGroup
 from syncline.scheduler_core.transfers import LoadingAllowed
 from syncline.scheduler_core.types import IdleCause, SequenceId
 
@@ -28,6 +29,9 @@ def is_awaited(life: Lifecycle, event: Event) -> bool:
     """Whether an event that sequences are parked on is still to come."""
     if isinstance(event, KeySettled):
         return life.kv.is_awaited(event.key)
+    if isinstance(event, PromptSettled):
+        group = life.groups.get(event.request_id)
+        return group is not None and group.leader is not None
     return life.transfers.is_awaited(event)
 
 
@@ -71,12 +75,32 @@ class Admission:
         if sequence.resume_after > self._life.pending.last_applied_id:
             return IdleCause.WAITING_FOR_RESULTS
         if sequence.table.block_ids:
-            verdict = self._consider_loaded(sequence, max_num_new)
-            if verdict is not None:
-                return verdict
+            loaded = self._consider_loaded(sequence, max_num_new)
+            if loaded is not None:
+                return loaded
+        siblings = self._life.siblings
+        group = self._life.groups[sequence.request_id]
+        if siblings.must_wait(sequence, group):
+            event = PromptSettled(sequence.request_id)
+            return Parking(cause=IdleCause.WAITING_FOR_PREFIX, event=event)
         if self._is_refused_again(sequence):
             return IdleCause.WAITING_FOR_BLOCKS
-        match = self._match(sequence)
+        verdict = self._place(sequence, group, max_num_new)
+        # Nobody runs who would free a block: only holds can be in the way.
+        while verdict is IdleCause.WAITING_FOR_BLOCKS and not self._life.running:
+            if not siblings.make_way(group):
+                break
+            verdict = self._place(sequence, group, max_num_new)
+        return verdict
+
+    def _place(
+        self, sequence: Sequence, group: RequestGroup, max_num_new: int | None
+    ) -> Admitted | Parking | IdleCause:
+        match = _NO_MATCH
+        if group.hold is None or sequence.num_output_tokens:
+            match = self._match(sequence)
+        if group.hold is not None and group.hold.num_tokens >= match.num_tokens:
+            return self._place_from_hold(sequence, group, group.hold.num_tokens, max_num_new)
         keys = self._life.transfers.loadable_keys(sequence, match.num_tokens)
         parking = self._wait_for(sequence, match, bool(keys), max_num_new)
         if parking is not None:
@@ -91,6 +115,19 @@ class Admission:
             return self._begin_load(sequence, match.num_tokens, keys)
         return Admitted(num_computed_tokens=match.num_tokens, reservation=reservation)
 
+    def _place_from_hold(
+        self, sequence: Sequence, group: RequestGroup, num_held: int, max_num_new: int | None
+    ) -> Admitted | Parking | IdleCause:
+        if _is_too_long(sequence, num_held, max_num_new):
+            return self._until_turn(sequence)
+        if not self._has_headroom(sequence):
+            return self._refuse(sequence)
+        reservation = self._life.siblings.reserve(sequence, group)
+        if reservation is None:
+            return self._refuse(sequence)
+        self._refused = None
+        return Admitted(num_computed_tokens=num_held, reservation=reservation)
+
     def _wait_for(
         self, sequence: Sequence, match: PrefixMatch, would_load: bool, max_num_new: int | None
     ) -> Parking | None:
@@ -103,7 +140,7 @@ class Admission:
                 return None
             return Parking(cause=IdleCause.WAITING_FOR_TRANSFER, event=LoadingAllowed())
         if _is_too_long(sequence, match.num_tokens, max_num_new):
-            return _until_turn(sequence)
+            return self._until_turn(sequence)
         return None
 
     def _consider_loaded(
@@ -114,16 +151,24 @@ class Admission:
             self._life.transfers.drop(sequence)
             return None
         if _is_too_long(sequence, sequence.num_computed_tokens, max_num_new):
-            return _until_turn(sequence)
+            return self._until_turn(sequence)
         return Admitted(num_computed_tokens=sequence.num_computed_tokens, reservation=Reservation())
 
     def _begin_load(
         self, sequence: Sequence, num_local_tokens: int, keys: tuple[StableKey, ...]
     ) -> Parking:
+        group = self._life.groups[sequence.request_id]
         # It has begun, and so is run to its end while new requests are held back.
-        self._life.groups[sequence.request_id].has_started = True
+        group.has_started = True
+        self._life.siblings.lead(sequence, group)
         event = self._life.transfers.begin_load(sequence, num_local_tokens, keys)
         return Parking(cause=IdleCause.WAITING_FOR_TRANSFER, event=event)
+
+    def _until_turn(self, sequence: Sequence) -> Parking:
+        # Whoever has the same prompt would have to wait for a turn as well.
+        self._life.siblings.lead(sequence, self._life.groups[sequence.request_id])
+        event = PartialTurn(sequence.seq_id)
+        return Parking(cause=IdleCause.MAX_NUM_PARTIAL_PREFILLS, event=event)
 
     def _match(self, sequence: Sequence) -> PrefixMatch:
         # Columns of every prompt position exist only once each has been computed here.
@@ -159,8 +204,3 @@ class Admission:
 
 def _is_too_long(sequence: Sequence, num_computed_tokens: int, max_num_new: int | None) -> bool:
     return max_num_new is not None and sequence.target_len - num_computed_tokens > max_num_new
-
-
-def _until_turn(sequence: Sequence) -> Parking:
-    event = PartialTurn(sequence.seq_id)
-    return Parking(cause=IdleCause.MAX_NUM_PARTIAL_PREFILLS, event=event)

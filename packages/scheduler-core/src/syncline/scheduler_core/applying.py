@@ -180,9 +180,11 @@ class Applier:
             if sequence.row is None:
                 continue
             sequence.compute(chunk.stop)
+            kv.publish(sequence.table, sequence.token_ids, chunk.stop, step.kv_epoch)
             if chunk.stop >= sequence.num_prompt_tokens:
                 sequence.has_computed_prompt = True
-            kv.publish(sequence.table, sequence.token_ids, chunk.stop, step.kv_epoch)
+                group = self._life.groups[sequence.request_id]
+                self._life.siblings.note_prompt(sequence, group, step.kv_epoch)
 
     def _append_one_each(
         self, step: StepInFlight, token_ids: "array[int]", logprobs: "array[float]"

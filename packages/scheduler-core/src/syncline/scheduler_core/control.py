@@ -84,6 +84,7 @@ class Control:
     def bump_kv_epoch(self) -> int:
         self.require_idle_device("bump the KV epoch")
         self._undecided = True
+        self._life.siblings.drop_all()
         return self._kv.bump_epoch()
 
     def set_weight_version(
@@ -96,6 +97,7 @@ class Control:
         # Whatever was computed since the last bump is of the old weights.
         self._kv.bump_epoch()
         self._undecided = False
+        self._life.siblings.drop_all()
         if policy == "abort":
             self.abort_all(f"weights changed to version {version}")
         elif policy == "recompute":

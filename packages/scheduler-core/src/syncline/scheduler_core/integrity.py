@@ -1,7 +1,9 @@
 """Checks that the books of a scheduler agree with each other; for tests and idle moments."""
 
+from collections import Counter
 from collections.abc import Iterator
 
+from syncline.kv_cache import BlockId
 from syncline.scheduler_core.admission import is_awaited
 from syncline.scheduler_core.errors import StateError
 from syncline.scheduler_core.lifecycle import Lifecycle
@@ -29,6 +31,11 @@ def _contradictions(life: Lifecycle, num_rows: int) -> Iterator[str]:
     for sequence, _, event in life.parked:
         if sequence.row is not None or not is_awaited(life, event):
             yield f"{sequence!r} is parked on {event}, which never comes"
+    for group in life.groups.values():
+        wrong = life.siblings.check(group)
+        if wrong is not None:
+            yield f"request {group.request_id!r}: {wrong}"
+    yield from _writable(life)
     keys = [sequence.order_key for sequence in life.waiting]
     if keys != sorted(keys):
         yield f"the waiting line is out of order: {keys}"
@@ -55,6 +62,22 @@ def _places(life: Lifecycle, num_rows: int) -> Iterator[str]:
     }
     if members != life.sequences.keys():
         yield "the groups are not exactly the unfinished sequences"
+
+
+def _writable(life: Lifecycle) -> Iterator[str]:
+    """Blocks that a step may yet write into have one holder; a borrowed tail is parted first."""
+    holders = Counter(b for sequence in life.running.values() for b in sequence.table.block_ids)
+    borrowed: set[BlockId] = set()
+    for group in life.groups.values():
+        if group.hold is not None:
+            holders.update(group.hold.block_ids)
+            if group.hold.is_tail_borrowed and group.hold.tail is not None:
+                borrowed.add(group.hold.tail)
+    for sequence in life.running.values():
+        first = sequence.num_computed_tokens // life.kv.block_size
+        for block_id in sequence.table.block_ids[first:]:
+            if holders[block_id] != 1 and block_id not in borrowed:
+                yield f"{sequence!r} writes into block {block_id} of {holders[block_id]} holders"
 
 
 def _columns(life: Lifecycle, sequence: Sequence) -> Iterator[str]:

@@ -20,20 +20,11 @@ from syncline.scheduler_core.pending import PendingSteps
 from syncline.scheduler_core.preemption import choose_victim
 from syncline.scheduler_core.rows import RowPool
 from syncline.scheduler_core.sequence import Sequence
+from syncline.scheduler_core.siblings import RequestGroup, Siblings
 from syncline.scheduler_core.timings import Clock
 from syncline.scheduler_core.transfers import Transfers
 from syncline.scheduler_core.types import Counters, FinishReason, IdleCause, RowId, SequenceId
 from syncline.scheduler_core.waiting import WaitingLine
-
-
-class RequestGroup:
-    """The unfinished sequences of one request. `has_started`: one of them was admitted once."""
-
-    __slots__ = ("has_started", "sequences")
-
-    def __init__(self, sequences: list[Sequence]) -> None:
-        self.sequences = {sequence.seq_id: sequence for sequence in sequences}
-        self.has_started = False
 
 
 class Lifecycle:
@@ -54,6 +45,7 @@ class Lifecycle:
         "rows",
         "running",
         "sequences",
+        "siblings",
         "transfers",
         "waiting",
     )
@@ -72,6 +64,7 @@ class Lifecycle:
         self.groups: dict[str, RequestGroup] = {}
         self.waiting = WaitingLine()
         self.parked = ParkingLot()
+        self.siblings = Siblings(kv, self.wake)
         self.running: dict[SequenceId, Sequence] = {}
         self.prefilling: dict[SequenceId, Sequence] = {}
         self.decoding = DecodeSet()
@@ -79,7 +72,7 @@ class Lifecycle:
         self.finished: list[Sequence] = []
 
     def add(self, request_id: str, sequences: list[Sequence]) -> None:
-        self.groups[request_id] = RequestGroup(sequences)
+        self.groups[request_id] = RequestGroup(request_id, sequences)
         for sequence in sequences:
             self.sequences[sequence.seq_id] = sequence
             self.waiting.put(sequence)
@@ -109,7 +102,8 @@ class Lifecycle:
         sequence.begin_prefill(row, num_cached_tokens)
         self.running[sequence.seq_id] = sequence
         self.prefilling[sequence.seq_id] = sequence
-        self.groups[sequence.request_id].has_started = True
+        group = self.groups[sequence.request_id]
+        self.siblings.note_admission(sequence, group)
         self.counters.num_admissions += 1
         self.counters.num_cached_tokens += num_cached_tokens
 
@@ -144,6 +138,7 @@ class Lifecycle:
     def preempt(self, sequence: Sequence) -> None:
         """running -> waiting. Its blocks are free; tokens in flight will still be delivered."""
         self._give_up_row(sequence, publish=True)
+        self.siblings.note_loss(sequence, self.groups[sequence.request_id])
         sequence.num_preemptions += 1
         self.counters.num_preemptions += 1
         self.waiting.put(sequence)
@@ -152,6 +147,7 @@ class Lifecycle:
         """running -> waiting, all of them. Whoever waits with blocks loses them too, unless a load
         writes them still.
         """
+        self.siblings.drop_all()
         victims = list(self.running.values())
         for sequence in victims:
             self.preempt(sequence)
@@ -182,6 +178,7 @@ class Lifecycle:
         del self.sequences[sequence.seq_id]
         group = self.groups[sequence.request_id]
         del group.sequences[sequence.seq_id]
+        self.siblings.note_end(sequence, group, has_failed=reason is FinishReason.ERROR)
         if not group.sequences:
             del self.groups[sequence.request_id]
         self.pending.note_end(sequence)

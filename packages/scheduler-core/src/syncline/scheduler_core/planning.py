@@ -92,6 +92,7 @@ class Planner:
             return None
         if not batch.rows:
             window = 1
+        draft.block_copies += life.siblings.settle(is_scarce=draft.has_preempted)
         step = StepInFlight(
             life.pending.next_id,
             stamps=(self._kv.kv_epoch, weight_version),
@@ -138,6 +139,8 @@ class Planner:
             first_new = len(table.block_ids)
             target_len = sequence.target_len
             while (reservation := reserve(table, target_len - 1 + window)) is None:
+                if self._life.siblings.give_up_blocks():
+                    continue
                 if self._preempt_victim(draft) is sequence:
                     break
             if reservation is None:
