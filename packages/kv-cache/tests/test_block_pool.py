@@ -1,5 +1,6 @@
 """BlockPool against the obvious model: a Counter of holders and two ordered free lists."""
 
+import tracemalloc
 from collections import Counter
 from typing import cast
 from unittest import TestCase
@@ -140,3 +141,26 @@ def test_check_sees_a_wrong_book(holders: list[int], cached: set[BlockId], messa
     pool.allocate(1)
     with pytest.raises(IntegrityError, match=message):
         pool.check(holders, cached)
+
+
+def test_a_pool_of_a_million_blocks_takes_few_bytes_for_each() -> None:
+    tracemalloc.start()
+    try:
+        pool = BlockPool(1_000_000)
+        num_bytes, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert pool.num_free_blocks == 1_000_000
+    assert 1_000_000 < num_bytes < 16_000_000
+
+
+def test_blocks_that_were_never_taken_go_before_those_that_were_freed() -> None:
+    pool = BlockPool(5)
+    first = pool.allocate(3)
+    assert first is not None and first == [0, 1, 2]
+    pool.free(first[::-1])
+    assert pool.num_free_blocks == 5
+    assert pool.allocate(4) == [3, 4, 2, 1]
+    pool.check([0, 1, 1, 1, 1], set())
+    with pytest.raises(IntegrityError):
+        pool.check([1, 1, 1, 1, 1], set())

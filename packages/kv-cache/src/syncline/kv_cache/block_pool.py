@@ -11,6 +11,7 @@ blocks are kept apart and used first, so a cached block is evicted only when not
 
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable
+from typing import cast
 
 from syncline.kv_cache.errors import BlockNotHeldError, IntegrityError
 from syncline.kv_cache.types import BlockId
@@ -26,7 +27,7 @@ class BlockPool:
     Raises ValueError unless num_blocks is positive.
     """
 
-    __slots__ = ("_cached", "_evictable", "_free", "_on_evict", "_ref_counts")
+    __slots__ = ("_cached", "_evictable", "_first_fresh", "_free", "_on_evict", "_ref_counts")
 
     def __init__(
         self, num_blocks: int, on_evict: Callable[[BlockId], None] = _ignore_eviction
@@ -35,7 +36,10 @@ class BlockPool:
             raise ValueError(f"num_blocks must be positive, got {num_blocks}")
         self._ref_counts = [0] * num_blocks
         self._cached = bytearray(num_blocks)
-        self._free = deque(map(BlockId, range(num_blocks)))
+        self._first_fresh = (
+            0  # From here on no block has ever been taken: free, and listed nowhere.
+        )
+        self._free: deque[BlockId] = deque()
         self._evictable: OrderedDict[BlockId, None] = OrderedDict()
         self._on_evict = on_evict
 
@@ -46,7 +50,8 @@ class BlockPool:
     @property
     def num_free_blocks(self) -> int:
         """Blocks that `allocate` can give, cached free ones included."""
-        return len(self._free) + len(self._evictable)
+        num_fresh = len(self._ref_counts) - self._first_fresh
+        return num_fresh + len(self._free) + len(self._evictable)
 
     @property
     def num_evictable_blocks(self) -> int:
@@ -66,22 +71,26 @@ class BlockPool:
     def allocate(self, num_blocks: int) -> list[BlockId] | None:
         """Take `num_blocks` with one holder each; None, with nothing taken, if too few are free.
 
-        Uncached blocks go first, in the order they were freed; then cached ones, least recently
-        freed first, each reported to `on_evict`.
+        Uncached blocks go first, in the order they were freed, those never taken before them; then
+        cached ones, least recently freed first, each reported to `on_evict`.
         """
         if num_blocks < 0:
             raise ValueError(f"num_blocks must be non-negative, got {num_blocks}")
         if num_blocks > self.num_free_blocks:
             return None  # Expected under load: the caller preempts or waits.
-        free = self._free
-        block_ids = [free.popleft() for _ in range(min(num_blocks, len(free)))]
+        first, free, ref_counts = self._first_fresh, self._free, self._ref_counts
+        self._first_fresh = min(first + num_blocks, len(ref_counts))
+        # A new name for int: a call of BlockId for each would cost more than all the rest.
+        block_ids = cast("list[BlockId]", list(range(first, self._first_fresh)))
+        for _ in range(min(num_blocks - len(block_ids), len(free))):
+            block_ids.append(free.popleft())
         while len(block_ids) < num_blocks:
             block_id, _ = self._evictable.popitem(last=False)
             self._cached[block_id] = 0
             self._on_evict(block_id)
             block_ids.append(block_id)
         for block_id in block_ids:
-            self._ref_counts[block_id] = 1
+            ref_counts[block_id] = 1
         return block_ids
 
     def share(self, block_ids: Iterable[BlockId]) -> None:
@@ -104,18 +113,20 @@ class BlockPool:
         sequences are likelier to hit. Raises BlockNotHeldError at the first block nobody holds;
         the blocks before it stay freed.
         """
+        ref_counts, cached = self._ref_counts, self._cached
         for block_id in block_ids:
             self._require_held(block_id)
-            self._ref_counts[block_id] -= 1
-            if self._ref_counts[block_id] == 0:
-                if self._cached[block_id]:
+            ref_counts[block_id] -= 1
+            if ref_counts[block_id] == 0:
+                if cached[block_id]:
                     self._evictable[block_id] = None
                 else:
                     self._free.append(block_id)
 
     def mark_cached(self, block_id: BlockId) -> None:
         """The prefix index lists this held block from now on."""
-        self._require_held(block_id)
+        if not self.ref_count(block_id):
+            raise BlockNotHeldError(block_id)
         self._cached[block_id] = 1
 
     def unmark_cached(self, block_id: BlockId) -> None:
@@ -146,9 +157,10 @@ class BlockPool:
                 raise IntegrityError(
                     f"block {block_id} counts {held} holders, but {expected} references exist"
                 )
-        free = set(self._free)
+        fresh = range(self._first_fresh, self.num_blocks)
+        free = {*self._free, *fresh}
         evictable = set(self._evictable)
-        if len(free) != len(self._free) or free & evictable:
+        if len(free) != len(self._free) + len(fresh) or free & evictable:
             raise IntegrityError("a block is in the free lists twice")
         unheld = {block_id for block_id, held in enumerate(holders) if held == 0}
         if free | evictable != unheld:

@@ -29,27 +29,25 @@ class Expectations:
 
     def expect(self, table: BlockTable, num_full: int) -> None:
         """A step computes the table's full blocks up to here, which have keys already."""
-        for i in range(max(table.num_expected, table.num_published), num_full):
-            key = table.keys[i]
-            self._num_tables[key] = self._num_tables.get(key, 0) + 1
+        num_tables = self._num_tables
+        for key in table.keys[max(table.num_expected, table.num_published) : num_full]:
+            num_tables[key] = num_tables.get(key, 0) + 1
         table.num_expected = max(table.num_expected, table.num_published, num_full)
 
-    def settle(self, table: BlockTable, index: int) -> None:
-        """The table no longer computes this block; no effect if it was not expected to."""
-        if index >= table.num_expected:
-            return
-        key = table.keys[index]
-        self._num_tables[key] -= 1
-        if not self._num_tables[key]:
-            del self._num_tables[key]
-            if key in self._watched:
-                self._watched.remove(key)
-                self._settled.append(key)
+    def settle(self, table: BlockTable, start: int, stop: int) -> None:
+        """The table no longer computes its blocks [start, stop), as far as it was expected to."""
+        num_tables = self._num_tables
+        for key in table.keys[start : min(stop, table.num_expected)]:
+            num_tables[key] -= 1
+            if not num_tables[key]:
+                del num_tables[key]
+                if key in self._watched:
+                    self._watched.remove(key)
+                    self._settled.append(key)
 
     def drop(self, table: BlockTable) -> None:
         """The table computes nothing any more."""
-        for i in range(table.num_published, table.num_expected):
-            self.settle(table, i)
+        self.settle(table, table.num_published, table.num_expected)
         table.num_expected = table.num_published
 
     def watch(self, key: BlockKey) -> None:

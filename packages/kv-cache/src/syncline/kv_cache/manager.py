@@ -140,9 +140,9 @@ class KVCacheManager:
         renew_root(table, self._kv_epoch)
         # At most one block more than may be shared: the one that ends at max_tokens + 1.
         num_described = min(max_tokens + 1, len(token_ids)) // self.block_size
-        prefix = tuple(token_ids[: num_described * self.block_size])
-        describe(table, prefix, num_described, self._index.key_of)
-        return longest_match(self._index, self._expectations, table, prefix, max_tokens)
+        tokens = tuple(token_ids)
+        describe(table, tokens, num_described, self._index.key_of)
+        return longest_match(self._index, self._expectations, table, tokens, max_tokens)
 
     def reserve(
         self, table: BlockTable, up_to_position: int, match: PrefixMatch | None = None
@@ -227,24 +227,24 @@ class KVCacheManager:
             return 0
         tokens, size = tuple(token_ids), self.block_size
         describe(table, tokens, num_full, self._index.key_of)
-        num_listed = 0
-        for i in range(table.num_published, num_full):
-            self._expectations.settle(table, i)
-            if table.parent is None:
-                continue
-            block_id = table.block_ids[i]
-            chunk = tokens[i * size : (i + 1) * size]
-            entry, displaced = self._index.publish(table.keys[i], chunk, table.parent, block_id)
-            if displaced is not None:
-                self._pool.unmark_cached(displaced)
-            if entry is not None and entry.block_id == block_id:
+        first = table.num_published
+        self._expectations.settle(table, first, num_full)
+        listed: list[BlockId] = []
+        if table.parent is not None:  # None: a collision has cut the chain.
+            table.parent, listed, displaced = self._index.publish_run(
+                table.keys[first:num_full],
+                [tokens[i : i + size] for i in range(first * size, num_full * size, size)],
+                table.parent,
+                table.block_ids[first:num_full],
+            )
+            for block_id in listed:
                 self._pool.mark_cached(block_id)
-                num_listed += 1
-            table.parent = entry
+            for block_id in displaced:  # After the marks: it may have been listed just now.
+                self._pool.unmark_cached(block_id)
         table.num_published = num_full
         table.num_expected = max(table.num_expected, num_full)
-        self._num_published += num_listed
-        return num_listed
+        self._num_published += len(listed)
+        return len(listed)
 
     def release(self, table: BlockTable) -> None:
         """Give up every block and expectation of the table; no effect on an empty one."""

@@ -36,11 +36,14 @@ def longest_match(
     token_ids: tuple[int, ...],
     max_tokens: int,
 ) -> PrefixMatch:
-    """The longest verified run of hits over the full blocks of `token_ids`, which have keys."""
+    """The longest verified run of hits, up to the block that ends at `max_tokens` + 1.
+
+    The table has keys for the full blocks up to there.
+    """
     size = table.block_size
     parent: PrefixEntry | CacheRoot = table.root
     entries: list[PrefixEntry] = []
-    starts = range(0, len(token_ids) - size + 1, size)
+    starts = range(0, min(max_tokens + 1, len(token_ids)) - size + 1, size)
     for key, start in zip(table.keys, starts, strict=False):
         entry = index.find(key, token_ids[start : start + size], parent)
         if entry is None:

@@ -7,7 +7,7 @@ Source: automatic prefix caching, vLLM v1 (hash chain per full block). Differs: 
 on every hit, and the first block published for a content stays canonical (no entry is taken over).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Protocol
 
 from syncline.kv_cache.types import BlockId, BlockKey, CacheRoot
@@ -101,8 +101,8 @@ class PrefixIndex:
         different content owns the key (a collision: the newcomer stays unlisted). An entry whose
         parent has left the index can never be hit again and gives way.
         """
-        present = self._by_key.get(key)
         displaced: BlockId | None = None
+        present = self._by_key.get(key)
         if present is not None:
             if present.chunk == chunk and present.parent == parent:
                 return present, None
@@ -116,6 +116,40 @@ class PrefixIndex:
         if self.listener is not None:
             self.listener.listed(entry)
         return entry, displaced
+
+    def publish_run(
+        self,
+        keys: Iterable[BlockKey],
+        chunks: Iterable[Chunk],
+        parent: PrefixEntry | CacheRoot,
+        block_ids: Iterable[BlockId],
+    ) -> tuple[PrefixEntry | CacheRoot | None, list[BlockId], list[BlockId]]:
+        """`publish` of blocks that follow one another, up to a collision.
+
+        Returns (the last canonical entry, None after a collision; the blocks that were listed;
+        those that lost their listing, which may be among the former).
+        """
+        last: PrefixEntry | CacheRoot | None = parent
+        listed: list[BlockId] = []
+        displaced: list[BlockId] = []
+        by_key, by_block, listener = self._by_key, self._by_block, self.listener
+        for key, chunk, block_id in zip(keys, chunks, block_ids, strict=False):
+            if last is None:
+                break
+            if key in by_key:
+                last, gone = self.publish(key, chunk, last, block_id)
+                if gone is not None:
+                    displaced.append(gone)
+                if last is not None and last.block_id == block_id:
+                    listed.append(block_id)
+                continue
+            last = entry = PrefixEntry(key, chunk, last, block_id)
+            by_key[key] = entry
+            by_block[block_id] = entry
+            listed.append(block_id)
+            if listener is not None:
+                listener.listed(entry)
+        return last, listed, displaced
 
     def forget(self, block_id: BlockId) -> None:
         """Unlist a block, because it is being reused; no effect if it is not listed."""
