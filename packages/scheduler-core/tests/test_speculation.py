@@ -238,9 +238,9 @@ def test_drafts_cost_nobody_a_preemption(depth: int) -> None:
     """With no draft ever right, rows get on as without: the first victim falls no sooner."""
     requests = tuple(make_request(name, 3 + i, 60) for i, name in enumerate("abcd"))
     config = make_config(max_num_seqs=4, max_steps_in_flight=depth)
-    for num_blocks, window in itertools.product(range(7, 24, 2), (1, 2)):
+    for num_blocks, window in itertools.product((8, 11, 14, 17, 20), (1, 2)):
         first_ticks: list[int] = []
-        for num_drafts in range(5):
+        for num_drafts in (0, 1, 2, 4):
             ticks: list[int] = []
 
             def note(scheduler: Scheduler, ticks: list[int] = ticks) -> None:

@@ -88,7 +88,7 @@ def check_rarely(scheduler: Scheduler) -> None:
 @pytest.mark.parametrize("setting", range(len(SETTINGS)))
 def test_a_preemption_at_every_tick_changes_nothing(depth: int, setting: int) -> None:
     """#28 #29 #68 #82: drafts in flight or none, whatever of them turns out right."""
-    for num_blocks in (40, 7)[setting % 2 :]:
+    for num_blocks in (40, 7) if setting == 0 else (7,):
         scenario = make_scenario(depth, num_blocks, setting)
         for tick in range(run(scenario).num_ticks):
             outcome = run(
@@ -124,7 +124,7 @@ def apply_by(pattern: tuple[int, ...]) -> Callable[[int, int], int]:
 
 
 @pytest.mark.parametrize("depth", [2, 3])
-@pytest.mark.parametrize("setting", range(len(SETTINGS)))
+@pytest.mark.parametrize("setting", [0, 1])
 def test_every_number_of_steps_of_lateness_changes_nothing(depth: int, setting: int) -> None:
     for period in (1, 2):
         for pattern in itertools.product(range(depth + 1), repeat=period):
