@@ -78,6 +78,7 @@ AGREED_ORACLE = [
     "Slot",
     "StuckError",
     "Transfer",
+    "VersionLedger",
     "accept_all",
     "accept_none",
     "apply_at_once",

@@ -19,6 +19,7 @@ from syncline.scheduler_core.oracle.drive import (
     run,
 )
 from syncline.scheduler_core.oracle.kv_array import OracleError, OracleKV, Slot
+from syncline.scheduler_core.oracle.ledger import VersionLedger
 from syncline.scheduler_core.oracle.model import HashModel, ReferenceOutput, reference_output
 from syncline.scheduler_core.oracle.runner import OracleRunner
 from syncline.scheduler_core.oracle.transport import (
@@ -42,6 +43,7 @@ __all__ = [
     "Slot",
     "StuckError",
     "Transfer",
+    "VersionLedger",
     "accept_all",
     "accept_none",
     "apply_at_once",
