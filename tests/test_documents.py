@@ -1,5 +1,7 @@
-"""What the documents say is so: commands are those CI runs, links lead somewhere, examples run."""
+"""What the documents say is so: commands are those CI runs, links lead somewhere, examples run,
+and each test that the table of faults names is there."""
 
+import ast
 import re
 import subprocess
 import sys
@@ -65,3 +67,48 @@ def test_every_example_runs(path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout
+
+
+EXPECTED_FAULTS = {
+    *(f"#{n}" for n in (15, 16, 28, 29, 30, 35, 36, 48, 68, 75, 82, 90)),
+    *(f"D{n}" for n in (*range(1, 24), 50, *range(61, 67))),
+    *(f"B{n:02}" for n in (1, 2, 3, 5, 6, 7, 9, 10, 12, 13, 15, 35, 37, 39)),
+}
+
+
+def _fault_rows() -> dict[str, list[str]]:
+    """Item -> its other cells. Fails on a row that is not of four cells, or occurs twice."""
+    rows: dict[str, list[str]] = {}
+    for line in (ROOT / "docs" / "faults.md").read_text("utf-8").splitlines():
+        if re.match(r"\| [#DB]\d+ ", line):
+            item, *cells = [cell.strip() for cell in line.strip("|").split("|")]
+            assert len(cells) == 3, line
+            assert item not in rows, line
+            rows[item] = cells
+    return rows
+
+
+def test_every_known_fault_has_its_row_and_a_test_or_another_package() -> None:
+    rows = _fault_rows()
+    assert rows.keys() == EXPECTED_FAULTS
+    for item, (fault, reason, tests) in rows.items():
+        assert fault and reason, item
+        assert "::" in tests or re.search(r"Not here: .*syncline-[a-z-]+", reason), item
+        assert item[0] != "B" or "](https://github.com/" in fault, item
+
+
+def test_every_test_that_the_table_of_faults_names_is_there() -> None:
+    named = re.findall(
+        r"`([a-z-]+)/(test_\w+\.py)::(\w+)`", (ROOT / "docs/faults.md").read_text("utf-8")
+    )
+    assert len(named) > len(EXPECTED_FAULTS)
+    defined: dict[Path, set[str]] = {}
+    for package, file, test in named:
+        path = ROOT / "packages" / package / "tests" / file
+        if path not in defined:
+            body = ast.parse(path.read_text("utf-8")).body
+            functions = {node.name for node in body if isinstance(node, ast.FunctionDef)}
+            assigned = [node for node in body if isinstance(node, ast.Assign)]
+            names = {ast.unparse(target) for node in assigned for target in node.targets}
+            defined[path] = functions | names
+        assert test in defined[path], f"{package}/{file} has no {test}"
