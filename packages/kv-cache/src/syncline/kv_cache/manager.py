@@ -144,6 +144,11 @@ class KVCacheManager:
         describe(table, tokens, num_described, self._index.key_of)
         return longest_match(self._index, self._expectations, table, tokens, max_tokens)
 
+    def num_blocks_taken(self, up_to_position: int, match: PrefixMatch) -> int:
+        """Free blocks that `reserve` would take into an empty table with this match."""
+        num_new = -(-up_to_position // self.block_size) - len(match.block_ids)
+        return num_new + self._pool.num_evictable_among(match.block_ids)
+
     def reserve(
         self, table: BlockTable, up_to_position: int, match: PrefixMatch | None = None
     ) -> Reservation | None:

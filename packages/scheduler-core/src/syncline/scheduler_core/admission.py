@@ -6,6 +6,7 @@ Blocks for every known token are reserved at once, so a prefill that has begun n
 from dataclasses import dataclass
 
 from syncline.kv_cache import BlockKey, KVCacheManager, PrefixMatch, Reservation, StableKey
+from syncline.scheduler_core.forecast import Forecast
 from syncline.scheduler_core.lifecycle import Lifecycle
 from syncline.scheduler_core.parking import Event
 from syncline.scheduler_core.policies import PartialTurn
@@ -13,7 +14,7 @@ from syncline.scheduler_core.preemption import headroom_blocks
 from syncline.scheduler_core.sequence import Sequence
 from syncline.scheduler_core.siblings import PromptSettled, RequestGroup
 from syncline.scheduler_core.transfers import LoadingAllowed
-from syncline.scheduler_core.types import IdleCause, SequenceId
+from syncline.scheduler_core.types import AdmissionPolicy, IdleCause, SequenceId
 
 _NO_MATCH = PrefixMatch()
 
@@ -54,9 +55,10 @@ class Parking:
 class Admission:
     """Asked once per plan and waiting sequence, in order, until it refuses one."""
 
-    __slots__ = ("_kv", "_life", "_refused")
+    __slots__ = ("_forecast", "_kv", "_life", "_refused")
 
-    def __init__(self, kv: KVCacheManager, life: Lifecycle) -> None:
+    def __init__(self, policy: AdmissionPolicy, kv: KVCacheManager, life: Lifecycle) -> None:
+        self._forecast = Forecast(kv, life) if policy == "forecast" else None
         self._kv = kv
         self._life = life
         # The last one refused for want of blocks, and the (free, cached) blocks there were.
@@ -105,7 +107,7 @@ class Admission:
         parking = self._wait_for(sequence, match, bool(keys), max_num_new)
         if parking is not None:
             return parking
-        if not self._has_headroom(sequence):
+        if not self._has_room(sequence, match):
             return self._refuse(sequence)
         reservation = self._kv.reserve(sequence.table, sequence.target_len, match)
         if reservation is None:
@@ -176,24 +178,26 @@ class Admission:
             return _NO_MATCH
         return self._kv.match(sequence.table, sequence.token_ids, sequence.target_len - 1)
 
-    def _has_headroom(self, sequence: Sequence) -> bool:
-        life = self._life
-        headroom = headroom_blocks(sequence, len(life.running) + life.transfers.num_holding)
-        if not headroom:
-            return True
-        # Hits may be held by others already: counting all but the held ones would need more of
-        # the pool's books, and asking for a few blocks too many only delays.
-        num_needed = -(-sequence.target_len // self._kv.block_size)
-        return num_needed + headroom <= self._kv.num_free_blocks
+    def _has_room(self, sequence: Sequence, match: PrefixMatch) -> bool:
+        """Whether those who run can grow as well, in the policy's eyes."""
+        num_new = self._kv.num_blocks_taken(sequence.target_len, match)
+        if self._forecast is not None:
+            return self._forecast.has_room(sequence, num_new)
+        headroom = headroom_blocks(
+            sequence, len(self._life.running) + self._life.transfers.num_holding
+        )
+        return num_new + headroom <= self._kv.num_free_blocks
 
     def _refuse(self, sequence: Sequence) -> IdleCause:
         self._refused = (sequence.seq_id, self._kv.num_free_blocks, self._kv.num_cached_blocks)
         return IdleCause.WAITING_FOR_BLOCKS
 
     def _is_refused_again(self, sequence: Sequence) -> bool:
-        """Nothing has become free or cached since its last refusal, and others still run."""
+        """Nothing has changed for the better since its last refusal, and others still run."""
         if self._refused is None or not self._life.running:
             return False
+        if self._forecast is not None:
+            return self._refused[0] == sequence.seq_id and not self._forecast.may_say_otherwise()
         seq_id, num_free, num_cached = self._refused
         return (
             seq_id == sequence.seq_id

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from syncline.scheduler_core.types import SchedulingPolicy
+from syncline.scheduler_core.types import AdmissionPolicy, SchedulingPolicy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -16,6 +16,9 @@ class SchedulerConfig:
     max_steps_in_flight      plans that may be out without their results: 1 is synchronous, 2 or
                              more is deferred output
     scheduling_policy        "fcfs": in order of arrival; "priority": lower `Request.priority` first
+    admission_policy         "forecast": start a sequence if the peak of block use to be expected
+                             fits the pool; "greedy": as soon as its own blocks are free, which
+                             preempts more
     long_prefill_token_threshold   the most tokens of one prompt in one step; 0: as many as fit
     max_num_partial_prefills       prompts that may be computed in part at a time; a prompt that one
                                    step finishes is never held up by it. None: no bound
@@ -29,6 +32,7 @@ class SchedulerConfig:
     max_model_len: int
     max_steps_in_flight: int = 1
     scheduling_policy: SchedulingPolicy = "fcfs"
+    admission_policy: AdmissionPolicy = "forecast"
     long_prefill_token_threshold: int = 0
     max_num_partial_prefills: int | None = None
 
@@ -49,6 +53,10 @@ class SchedulerConfig:
         if self.scheduling_policy not in ("fcfs", "priority"):
             raise ValueError(
                 f"scheduling_policy must be 'fcfs' or 'priority', got {self.scheduling_policy!r}"
+            )
+        if self.admission_policy not in ("forecast", "greedy"):
+            raise ValueError(
+                f"admission_policy must be 'forecast' or 'greedy', got {self.admission_policy!r}"
             )
         if self.long_prefill_token_threshold < 0:
             raise ValueError(

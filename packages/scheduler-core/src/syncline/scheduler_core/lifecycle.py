@@ -21,6 +21,7 @@ from syncline.scheduler_core.preemption import choose_victim
 from syncline.scheduler_core.rows import RowPool
 from syncline.scheduler_core.sequence import Sequence
 from syncline.scheduler_core.siblings import RequestGroup, Siblings
+from syncline.scheduler_core.survival import OutputLengths
 from syncline.scheduler_core.timings import Clock
 from syncline.scheduler_core.transfers import Transfers
 from syncline.scheduler_core.types import Counters, FinishReason, IdleCause, RowId, SequenceId
@@ -39,6 +40,7 @@ class Lifecycle:
         "groups",
         "kv",
         "log",
+        "output_lengths",
         "parked",
         "pending",
         "prefilling",
@@ -70,6 +72,7 @@ class Lifecycle:
         self.decoding = DecodeSet()
         self.draining: dict[SequenceId, Sequence] = {}
         self.finished: list[Sequence] = []
+        self.output_lengths = OutputLengths()
 
     def add(self, request_id: str, sequences: list[Sequence]) -> None:
         self.groups[request_id] = RequestGroup(request_id, sequences)
@@ -181,6 +184,7 @@ class Lifecycle:
         self.siblings.note_end(sequence, group, has_failed=reason is FinishReason.ERROR)
         if not group.sequences:
             del self.groups[sequence.request_id]
+        self.output_lengths.note(sequence.num_output_tokens, is_whole=reason is FinishReason.STOP)
         self.pending.note_end(sequence)
         self.finished.append(sequence)
 

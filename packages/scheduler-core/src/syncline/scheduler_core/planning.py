@@ -52,7 +52,7 @@ class Planner:
         self._config = config
         self._kv = kv
         self._life = life
-        self._admission = Admission(kv, life)
+        self._admission = Admission(config.admission_policy, kv, life)
         self._drafts = DraftPlanner(life, config.max_steps_in_flight)
         self._prefills = PrefillPolicy(config)
         self.waiting_cause: IdleCause | None = None

@@ -8,6 +8,7 @@ from syncline.scheduler_core.config import SchedulerConfig
 from syncline.scheduler_core.plan import StepPlan, StepResult
 from syncline.scheduler_core.request import Request, StopMatch, StopMatcher, StopRules
 from syncline.scheduler_core.scheduler import Scheduler
+from syncline.scheduler_core.types import AdmissionPolicy
 
 
 def make_config(
@@ -16,12 +17,15 @@ def make_config(
     max_num_batched_tokens: int = 64,
     max_model_len: int = 128,
     max_steps_in_flight: int = 1,
+    admission_policy: AdmissionPolicy = "greedy",
 ) -> SchedulerConfig:
+    """Small limits, and the policy that preempts most: what is tested here has to survive that."""
     return SchedulerConfig(
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=max_num_batched_tokens,
         max_model_len=max_model_len,
         max_steps_in_flight=max_steps_in_flight,
+        admission_policy=admission_policy,
     )
 
 

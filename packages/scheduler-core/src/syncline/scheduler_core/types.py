@@ -16,6 +16,10 @@ PauseMode: TypeAlias = Literal["abort", "wait", "keep"]
 SchedulingPolicy: TypeAlias = Literal["fcfs", "priority"]
 """fcfs: in order of arrival; priority: the lowest number first, equal ones in order of arrival."""
 
+AdmissionPolicy: TypeAlias = Literal["forecast", "greedy"]
+"""When a waiting sequence may start: if the peak of block use that is to be expected fits the pool,
+or as soon as its own blocks are free."""
+
 UnfinishedPolicy: TypeAlias = Literal["recompute", "abort", "keep_kv"]
 """What becomes of unfinished sequences when the weights change."""
 

@@ -64,6 +64,7 @@ def _prepare(parser: OneLineParser, options: argparse.Namespace) -> tuple[Load, 
             max_num_batched_tokens=options.max_num_batched_tokens,
             max_model_len=options.max_model_len,
             max_steps_in_flight=options.depth,
+            admission_policy=options.admission_policy,
         )
         load = draw_load(workload, config.max_model_len)
     except ValueError as error:

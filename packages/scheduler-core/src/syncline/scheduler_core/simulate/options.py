@@ -133,6 +133,13 @@ def _add_engine(parser: argparse.ArgumentParser) -> None:
     add("--depth", type=whole_number(1, 64), default="2", metavar="N", help="steps in flight")
     add("--window", type=whole_number(1, 1024), default="1", metavar="N", help="decodes at once")
     add("--no-prefix-caching", action="store_true")
+    add(
+        "--admission-policy",
+        choices=("forecast", "greedy"),
+        default="forecast",
+        help="start a sequence if the expected peak of block use fits the pool, or as soon as its "
+        "own blocks are free (default: forecast)",
+    )
 
 
 def _add_output(parser: argparse.ArgumentParser) -> None:
