@@ -20,7 +20,7 @@ from syncline.scheduler_core.simulate.workload import parse_arrivals
 TINY: list[str] = [
     *("--num-requests", "2", "--prompt-len", "4", "--output-len", "3"),
     *("--num-blocks", "8", "--block-size", "4", "--max-num-seqs", "2", "--depth", "1"),
-    *("--max-num-batched-tokens", "16", "--max-model-len", "32"),
+    *("--max-num-batched-tokens", "16", "--max-model-len", "32", "--admission-policy", "greedy"),
 ]
 
 
@@ -98,7 +98,7 @@ def test_a_run_without_checks_gives_the_same_table(
         "--num-requests 12 --prompt-len 3-9 --output-len geometric:9 --num-blocks 14 "
         "--block-size 4 --max-num-seqs 6 --max-num-batched-tokens 16 --max-model-len 40 "
         f"--num-samples 2 --prefix-len 5 --num-prefixes 3 --arrival poisson:0.5 "
-        f"--depth {depth} --window {window}"
+        f"--admission-policy greedy --depth {depth} --window {window}"
     ).split()
     checked = printed(capsys, argv)
     assert checked["preemptions"] != ["0"] and checked["cached tokens"] != ["0"]

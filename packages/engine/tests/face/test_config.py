@@ -14,6 +14,7 @@ def test_defaults_are_accepted() -> None:
     assert config.logprobs_mode == "processed_logprobs"
     assert config.unfinished_policy == "recompute"
     assert config.scheduling_policy == "fcfs"
+    assert config.admission_policy == "forecast"
     assert (config.long_prefill_token_threshold, config.max_num_partial_prefills) == (0, None)
 
 
@@ -27,6 +28,7 @@ def test_defaults_are_accepted() -> None:
         ("arena", "vmm"),
         ("unfinished_policy", "drop"),
         ("scheduling_policy", "lifo"),
+        ("admission_policy", "eager"),
         ("long_prefill_token_threshold", -1),
         ("max_num_partial_prefills", 0),
         ("block_size", 0),

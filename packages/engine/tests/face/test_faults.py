@@ -61,6 +61,7 @@ def test_the_counter_is_clean_whatever_the_pool_the_budget_and_the_depth(
         num_kv_blocks=num_kv_blocks,
         max_num_batched_tokens=budget,
         max_steps_in_flight=depth,
+        admission_policy="greedy",
     )
     assert report.passed, report.to_json()
     assert report.counts.num_clean == 8

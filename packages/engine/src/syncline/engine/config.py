@@ -17,6 +17,7 @@ WeightLayoutName = Literal["row_major", "shuffle_16x16"]
 ArenaName = Literal["poison", "plain"]
 UnfinishedPolicy = Literal["recompute", "abort", "keep_kv"]
 SchedulingPolicy = Literal["fcfs", "priority"]
+AdmissionPolicy = Literal["forecast", "greedy"]
 
 _CHOICES: Final = {
     "dtype": get_args(DTypeName),
@@ -25,6 +26,7 @@ _CHOICES: Final = {
     "arena": get_args(ArenaName),
     "unfinished_policy": get_args(UnfinishedPolicy),
     "scheduling_policy": get_args(SchedulingPolicy),
+    "admission_policy": get_args(AdmissionPolicy),
 }
 # (field, smallest legal value); None is legal where the type says so.
 _MINIMA: Final = (
@@ -60,6 +62,7 @@ class EngineConfig:
     arena_moves          the poison arena moves memory on wake, to show who keeps addresses.
     unfinished_policy    what a weight update does to sequences that have not ended.
     scheduling_policy    fcfs refuses a request with a priority; priority: the lowest number first.
+    admission_policy     forecast: start a sample if the pool should do till later; greedy: now.
     long_prefill_token_threshold  tokens of one prompt per step at most; 0 = as many as fit.
     max_num_partial_prefills      prompts computed in part at a time; None = no bound.
     """
@@ -84,6 +87,7 @@ class EngineConfig:
     arena_moves: bool = False
     unfinished_policy: UnfinishedPolicy = "recompute"
     scheduling_policy: SchedulingPolicy = "fcfs"
+    admission_policy: AdmissionPolicy = "forecast"
     long_prefill_token_threshold: int = 0
     max_num_partial_prefills: int | None = None
 

@@ -196,14 +196,12 @@ class Admission:
         """Nothing has changed for the better since its last refusal, and others still run."""
         if self._refused is None or not self._life.running:
             return False
-        if self._forecast is not None:
-            return self._refused[0] == sequence.seq_id and not self._forecast.may_say_otherwise()
         seq_id, num_free, num_cached = self._refused
-        return (
-            seq_id == sequence.seq_id
-            and self._kv.num_free_blocks <= num_free
-            and self._kv.num_cached_blocks == num_cached
-        )
+        if seq_id != sequence.seq_id or self._kv.num_free_blocks > num_free:
+            return False
+        if self._forecast is not None:
+            return not self._forecast.may_say_otherwise()
+        return self._kv.num_cached_blocks == num_cached
 
 
 def _is_too_long(sequence: Sequence, num_computed_tokens: int, max_num_new: int | None) -> bool:

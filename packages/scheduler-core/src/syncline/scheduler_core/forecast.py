@@ -1,8 +1,8 @@
 """Will the pool still do when the running sequences have grown? The peak of block use, foreseen.
 
-For moments ahead, nearer ones closer together, the expected number of blocks of the sequences that
-will still be running then, and how far it may be off. Sequences of like age and limit are counted
-together. Integers only, so every process foresees the same.
+For moments ahead, nearer ones closer together: how much the sequences that will still be running
+then are expected to hold, and how far that may be off. Sequences of like age and limit are counted
+together. Integers only, so every process foresees the same. Decides nothing about order.
 Source: the idea of LightLLM's past-future scheduler (arXiv:2507.10150), the peak of future use from
 lengths seen in the past. Differs: chances instead of sampled lengths, running outputs count among
 the past, and the uncertainty is part of the peak.
@@ -17,8 +17,10 @@ from syncline.scheduler_core.lifecycle import Lifecycle
 from syncline.scheduler_core.sequence import Sequence
 from syncline.scheduler_core.survival import Survival, bin_of
 
-_LOOKAHEAD = 3
-_DEVIATIONS = 1  # Standard deviations above the mean that must fit.
+# A candidate should get on for this many times the tokens that it would have to compute again if it
+# were preempted then. Looking farther ahead would leave more of the pool empty than it saves.
+_LOOKAHEAD = 2
+_HALF_DEVIATIONS = 3  # Half standard deviations above the mean that must fit.
 _MAX_AGE = 64  # Plans that a forecast lasts.
 _SEQUENCES_PER_PLAN = 64  # Looked at on average, however many run.
 _BITS: Final = 16
@@ -39,6 +41,7 @@ class Forecast:
         "_limit",
         "_made_at",
         "_means",
+        "_num_blocks",
         "_num_gone",
         "_offsets",
         "_peak",
@@ -57,6 +60,7 @@ class Forecast:
         self._peak = 0
         self._survival = Survival([0])
         self._made_at = -_MAX_AGE
+        self._num_blocks = 0
         self._num_gone = 0
 
     def has_room(self, sequence: Sequence, num_new_blocks: int) -> bool:
@@ -78,7 +82,8 @@ class Forecast:
         return self._is_old() or self._is_improvable()
 
     def _is_old(self) -> bool:
-        return self._life.pending.next_id - self._made_at >= _MAX_AGE
+        age = self._life.pending.next_id - self._made_at
+        return age >= _MAX_AGE or self._kv.num_blocks != self._num_blocks
 
     def _is_improvable(self) -> bool:
         """Sequences are counted that are gone, or at their worst; and it is not too soon to look at
@@ -144,9 +149,10 @@ class Forecast:
         for num, own, age, remaining in groups.values():
             self._count(self._means, self._variances, (num, own, age // num, remaining // num))
         self._peak = _peak(self._means, self._variances)
-        # Blocks held beside these (leases, hits whose first owner is gone) stay, as far as is known.
-        num_others = self._kv.num_blocks - self._kv.num_free_blocks - num_held
-        self._limit = (self._kv.num_blocks - max(0, num_others)) * size
+        # Blocks held beside these (leases, loads, hits whose first owner is gone) may stay.
+        self._num_blocks = self._kv.num_blocks
+        num_others = self._num_blocks - self._kv.num_free_blocks - num_held
+        self._limit = (self._num_blocks - max(0, num_others)) * size
         self._has_lumped = False
         self._made_at = life.pending.next_id
         self._num_gone = life.counters.num_admissions - len(life.running)
@@ -179,6 +185,6 @@ def _offsets(first: int, last: int) -> list[int]:
 
 def _peak(means: list[int], variances: list[int]) -> int:
     return max(
-        mean + _DEVIATIONS * isqrt(variance)
+        mean + _HALF_DEVIATIONS * isqrt(variance) // 2
         for mean, variance in zip(means, variances, strict=True)
     )

@@ -45,6 +45,7 @@ def new_scheduler(config: EngineConfig, settings: RunnerSettings) -> Scheduler:
             max_model_len=settings.max_model_len,
             max_steps_in_flight=config.max_steps_in_flight,
             scheduling_policy=config.scheduling_policy,
+            admission_policy=config.admission_policy,
             long_prefill_token_threshold=config.long_prefill_token_threshold,
             max_num_partial_prefills=config.max_num_partial_prefills,
         ),
