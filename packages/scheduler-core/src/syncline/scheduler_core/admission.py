@@ -107,7 +107,8 @@ class Admission:
         parking = self._wait_for(sequence, match, bool(keys), max_num_new)
         if parking is not None:
             return parking
-        if not self._has_room(sequence, match):
+        num_new_blocks = self._kv.num_blocks_taken(sequence.target_len, match)
+        if not self._has_room(sequence, num_new_blocks):
             return self._refuse(sequence)
         reservation = self._kv.reserve(sequence.table, sequence.target_len, match)
         if reservation is None:
@@ -122,7 +123,9 @@ class Admission:
     ) -> Admitted | Parking | IdleCause:
         if _is_too_long(sequence, num_held, max_num_new):
             return self._until_turn(sequence)
-        if not self._has_headroom(sequence):
+        size = self._kv.block_size
+        num_new_blocks = -(-sequence.target_len // size) - num_held // size
+        if not self._has_room(sequence, num_new_blocks):
             return self._refuse(sequence)
         reservation = self._life.siblings.reserve(sequence, group)
         if reservation is None:
@@ -178,15 +181,13 @@ class Admission:
             return _NO_MATCH
         return self._kv.match(sequence.table, sequence.token_ids, sequence.target_len - 1)
 
-    def _has_room(self, sequence: Sequence, match: PrefixMatch) -> bool:
+    def _has_room(self, sequence: Sequence, num_new_blocks: int) -> bool:
         """Whether those who run can grow as well, in the policy's eyes."""
-        num_new = self._kv.num_blocks_taken(sequence.target_len, match)
+        life = self._life
         if self._forecast is not None:
-            return self._forecast.has_room(sequence, num_new)
-        headroom = headroom_blocks(
-            sequence, len(self._life.running) + self._life.transfers.num_holding
-        )
-        return num_new + headroom <= self._kv.num_free_blocks
+            return self._forecast.has_room(sequence, num_new_blocks)
+        headroom = headroom_blocks(sequence, len(life.running) + life.transfers.num_holding)
+        return not headroom or num_new_blocks + headroom <= self._kv.num_free_blocks
 
     def _refuse(self, sequence: Sequence) -> IdleCause:
         self._refused = (sequence.seq_id, self._kv.num_free_blocks, self._kv.num_cached_blocks)

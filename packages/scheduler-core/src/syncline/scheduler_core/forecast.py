@@ -68,14 +68,16 @@ class Forecast:
 
         If so it is counted from here on: the caller admits it.
         """
+        if not self._life.running:
+            return True  # Nobody's growth is in the way, and somebody has to run.
         if num_new_blocks > self._kv.num_free_blocks:
             return False
-        if self._life.running and not self._fits(sequence, num_new_blocks):
-            if not self._is_improvable():
-                return False
-            self._make()
-            return self._fits(sequence, num_new_blocks)
-        return True  # With nobody running, nobody's growth is in the way: somebody has to run.
+        if self._fits(sequence, num_new_blocks):
+            return True
+        if not self._is_improvable():
+            return False
+        self._make()
+        return self._fits(sequence, num_new_blocks)
 
     def may_say_otherwise(self) -> bool:
         """False while a refusal would only be repeated."""
