@@ -5,6 +5,7 @@ from collections.abc import Mapping
 
 import pytest
 
+from syncline.kv_cache import KVCacheManager
 from syncline.scheduler_core import Scheduler, SequenceId, StepPlan
 from syncline.scheduler_core.oracle import (
     Scenario,
@@ -19,6 +20,7 @@ from syncline.scheduler_core.testing import (
     make_config,
     make_counted_result,
     make_request,
+    make_result,
     make_scheduler,
     step,
 )
@@ -262,6 +264,28 @@ def test_drafts_cost_nobody_a_preemption(depth: int) -> None:
             )
             first_ticks.append(ticks[-1])
         assert min(first_ticks) == first_ticks[0]
+
+
+@pytest.mark.parametrize("num_blocks", range(6, 12))
+def test_drafts_take_no_prompt_hold(num_blocks: int) -> None:
+    """Two of three samples run, the hold waits for the third: it is given up no sooner."""
+    num_steps_held: list[int] = []
+    for num_drafts in (0, 1, 3, 9):
+        kv = KVCacheManager(num_blocks, 4, enable_prefix_caching=False)
+        scheduler = Scheduler(make_config(max_num_seqs=2), kv)
+        scheduler.add(make_request("a", 7, 14, num_samples=3))
+        step(scheduler)
+        step(scheduler)
+        assert kv.prompt_holds.block_ids
+        num_held = 0
+        while kv.prompt_holds.block_ids:
+            plan = scheduler.plan(num_draft_tokens=num_drafts)
+            assert plan is not None
+            scheduler.apply(make_result(plan))
+            scheduler.check_integrity()
+            num_held += 1
+        num_steps_held.append(num_held)
+    assert min(num_steps_held) == num_steps_held[0]
 
 
 def test_planned_positions_of_drafts_are_counted() -> None:

@@ -1,8 +1,9 @@
 """How many drafts each decode row of a plan gets: what is wanted, as far as nobody pays for it.
 
 Cut by the length limit, then by the token budget, then by blocks. Drafts cause no preemption: what
-is reserved for them leaves the row its own tokens of every plan that may come before their result,
-and a block is taken for them only if every running sequence could then still take as many.
+is reserved for them leaves the row its own tokens of every plan that may come before their result
+(windows of one length), and a block is taken for them only if every running sequence could then
+still take as many.
 """
 
 from syncline.kv_cache import BlockId
