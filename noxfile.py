@@ -367,11 +367,14 @@ def build(session: nox.Session) -> None:
 
 @nox.session(venv_backend="none", default=False)
 def bench(session: nox.Session) -> None:
-    """Rollout speed against transformers' batched generate, on the counter, on this CPU."""
+    """Scheduler and rollout speed on this CPU; after --, one of their names and its options."""
     python = _python(shared_environment(session))
     # A measurement has the machine to itself: threads may spin, as they do by default.
     quiet = {"OMP_WAIT_POLICY": None}
-    session.run(python, "tools/bench_rollout.py", *session.posargs, env=quiet, external=True)
+    chosen = [name for name in ("scheduler", "rollout") if name in session.posargs]
+    options = [part for part in session.posargs if part not in chosen]
+    for name in chosen or ("scheduler", "rollout"):
+        session.run(python, f"tools/bench_{name}.py", *options, env=quiet, external=True)
 
 
 @nox.session(default=False, venv_params=["--system-site-packages"])

@@ -82,6 +82,7 @@ class BlockPool:
         self._first_fresh = min(first + num_blocks, len(ref_counts))
         # A new name for int: a call of BlockId for each would cost more than all the rest.
         block_ids = cast("list[BlockId]", list(range(first, self._first_fresh)))
+        ref_counts[first : self._first_fresh] = [1] * len(block_ids)
         for _ in range(min(num_blocks - len(block_ids), len(free))):
             block_ids.append(free.popleft())
         while len(block_ids) < num_blocks:
@@ -123,11 +124,16 @@ class BlockPool:
                 else:
                     self._free.append(block_id)
 
-    def mark_cached(self, block_id: BlockId) -> None:
-        """The prefix index lists this held block from now on."""
-        if not self.ref_count(block_id):
-            raise BlockNotHeldError(block_id)
-        self._cached[block_id] = 1
+    def mark_cached(self, *block_ids: BlockId) -> None:
+        """The prefix index lists these held blocks from now on.
+
+        Raises BlockNotHeldError at the first block nobody holds; those before it stay marked.
+        """
+        ref_counts, cached = self._ref_counts, self._cached
+        for block_id in block_ids:
+            if not 0 <= block_id < len(ref_counts) or not ref_counts[block_id]:
+                raise BlockNotHeldError(block_id)
+            cached[block_id] = 1
 
     def unmark_cached(self, block_id: BlockId) -> None:
         """The prefix index no longer lists this block; no effect if it did not."""

@@ -4,6 +4,7 @@ A table expects its full blocks [num_published, num_expected), one count per blo
 Whoever waits for a key watches it, and is told once when nobody computes it any more.
 """
 
+from collections import Counter
 from collections.abc import Iterable
 
 from syncline.kv_cache.block_table import BlockTable
@@ -17,7 +18,7 @@ class Expectations:
     __slots__ = ("_num_tables", "_settled", "_watched")
 
     def __init__(self) -> None:
-        self._num_tables: dict[BlockKey, int] = {}
+        self._num_tables: Counter[BlockKey] = Counter()
         self._watched: set[BlockKey] = set()
         self._settled: list[BlockKey] = []  # Watched once, and told by the next `take_settled`.
 
@@ -29,21 +30,20 @@ class Expectations:
 
     def expect(self, table: BlockTable, num_full: int) -> None:
         """A step computes the table's full blocks up to here, which have keys already."""
-        num_tables = self._num_tables
-        for key in table.keys[max(table.num_expected, table.num_published) : num_full]:
-            num_tables[key] = num_tables.get(key, 0) + 1
+        keys = table.keys[max(table.num_expected, table.num_published) : num_full]
+        self._num_tables.update(keys)  # One more for each.
         table.num_expected = max(table.num_expected, table.num_published, num_full)
 
     def settle(self, table: BlockTable, start: int, stop: int) -> None:
         """The table no longer computes its blocks [start, stop), as far as it was expected to."""
         num_tables = self._num_tables
         for key in table.keys[start : min(stop, table.num_expected)]:
-            num_tables[key] -= 1
-            if not num_tables[key]:
-                del num_tables[key]
-                if key in self._watched:
-                    self._watched.remove(key)
-                    self._settled.append(key)
+            num_others = num_tables.pop(key) - 1
+            if num_others:
+                num_tables[key] = num_others
+            elif key in self._watched:
+                self._watched.remove(key)
+                self._settled.append(key)
 
     def drop(self, table: BlockTable) -> None:
         """The table computes nothing any more."""

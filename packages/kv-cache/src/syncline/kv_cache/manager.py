@@ -242,8 +242,7 @@ class KVCacheManager:
                 table.parent,
                 table.block_ids[first:num_full],
             )
-            for block_id in listed:
-                self._pool.mark_cached(block_id)
+            self._pool.mark_cached(*listed)
             for block_id in displaced:  # After the marks: it may have been listed just now.
                 self._pool.unmark_cached(block_id)
         table.num_published = num_full

@@ -3,6 +3,7 @@
 Unit: a block is `block_size` consecutive token slots in every layer of the model.
 """
 
+import functools
 import hashlib
 from dataclasses import dataclass
 from typing import NewType
@@ -30,8 +31,13 @@ class CacheRoot:
 
     def key(self) -> BlockKey:
         """The chain value before the first block; the same in every process."""
-        text = repr((self.salt, self.adapter_id, self.kv_format, self.kv_epoch))
-        return BlockKey(int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big"))
+        return _root_key(self.salt, self.adapter_id, self.kv_format, self.kv_epoch)
+
+
+@functools.lru_cache(maxsize=64)  # Most sequences of an engine share one root.
+def _root_key(salt: str, adapter_id: str, kv_format: str, kv_epoch: int) -> BlockKey:
+    text = repr((salt, adapter_id, kv_format, kv_epoch))
+    return BlockKey(int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
