@@ -138,9 +138,8 @@ class Loop:
 
     def step(self) -> float:
         """Apply the oldest result if the device has all it may have, then plan; the time."""
-        result = None
-        if len(self._plans) == self._depth:
-            result = self._result(self._plans.popleft())
+        is_full = len(self._plans) == self._depth
+        result = self._result(self._plans.popleft()) if is_full else None
         start = time.thread_time()
         if result is not None:
             self.scheduler.apply(result)
@@ -334,9 +333,8 @@ def _sequence_size(num_prompt_tokens: int) -> Figure:
 
 def _pool_of_a_million() -> Figure:
     start = time.thread_time()
-    kv = KVCacheManager(1_000_000, BLOCK_SIZE)
+    KVCacheManager(1_000_000, BLOCK_SIZE)
     seconds = time.thread_time() - start
-    del kv
     tracemalloc.start()
     kv = KVCacheManager(1_000_000, BLOCK_SIZE)
     num_bytes, _ = tracemalloc.get_traced_memory()

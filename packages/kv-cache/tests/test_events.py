@@ -8,6 +8,8 @@ import functools
 import hashlib
 import itertools
 import struct
+import sys
+from types import CodeType, FrameType
 from typing import cast
 from unittest import TestCase
 
@@ -32,6 +34,7 @@ from syncline.kv_cache import (
     stable_key,
     stable_root_key,
 )
+from syncline.kv_cache.prefix_index import pack_tokens
 from syncline.kv_cache.testing import colliding_key
 
 MAX_TOKENS = 4
@@ -186,14 +189,15 @@ def test_an_eviction_of_the_head_removes_its_tail_although_the_tail_is_still_lis
     index.listener = log
     root = CacheRoot()
     key = root.key()
-    first, _ = index.publish(key_of := chain_key(key, (1,)), (1,), root, BlockId(0))
+    one, two, three = (pack_tokens([i]) for i in (1, 2, 3))
+    first, _ = index.publish(key_of := chain_key(key, one), one, root, BlockId(0))
     assert first is not None
-    index.publish(chain_key(key_of, (2,)), (2,), first, BlockId(1))
+    index.publish(chain_key(key_of, two), two, first, BlockId(1))
     (stored,) = log.take_events()
     assert isinstance(stored, BlocksStored)
     index.forget(BlockId(0))
     assert log.take_events() == [BlocksRemoved(keys=stored.keys)]
-    index.publish(chain_key(chain_key(key_of, (2,)), (3,)), (3,), first, BlockId(2))
+    index.publish(chain_key(chain_key(key_of, two), three), three, first, BlockId(2))
     index.forget(BlockId(1))
     assert (len(index), log.take_events()) == (1, [])
 
@@ -234,14 +238,39 @@ def test_a_chain_gives_the_keys_of_full_blocks_only() -> None:
             chain.keys(tokens, num_blocks)
 
 
+def num_stable_keys(event_log: KVEventLog | None) -> int:
+    """How often `stable_key` is called while a block is published."""
+    kv = KVCacheManager(1, 1, event_log=event_log)
+    table = kv.new_table()
+    kv.reserve(table, 1)
+    called: list[CodeType] = []
+
+    def note(frame: FrameType, event: str, _: object) -> None:
+        if event == "call":
+            called.append(frame.f_code)
+
+    sys.setprofile(note)
+    try:
+        assert kv.publish(table, [7], 1, kv.kv_epoch) == 1
+    finally:
+        sys.setprofile(None)
+    return called.count(stable_key.__code__)
+
+
 def test_no_stable_key_is_computed_unless_a_log_is_given() -> None:
-    """An id too large for a stable key passes where nobody asks for one."""
+    assert num_stable_keys(None) == 0
+    assert num_stable_keys(KVEventLog()) == 1
+
+
+def test_an_id_that_cannot_be_packed_is_refused_and_changes_nothing() -> None:
     for event_log in (None, KVEventLog()):
         kv = KVCacheManager(1, 1, event_log=event_log)
         table = kv.new_table()
         kv.reserve(table, 1)
-        if event_log is None:
-            assert kv.publish(table, [2**64], 1, kv.kv_epoch) == 1
-        else:
+        for wrong in (-1, 2**64):
             with pytest.raises(ValueError, match="token_ids must be between"):
-                kv.publish(table, [2**64], 1, kv.kv_epoch)
+                kv.publish(table, [wrong], 1, kv.kv_epoch)
+            with pytest.raises(ValueError, match="token_ids must be between"):
+                kv.expect(table, [wrong], 1)
+        assert kv.num_cached_blocks == 0 and not table.keys
+        kv.check_integrity([table])

@@ -9,7 +9,7 @@ from syncline.kv_cache.chains import describe
 from syncline.kv_cache.errors import StaleMatchError
 from syncline.kv_cache.expectations import Expectations
 from syncline.kv_cache.matching import longest_match, verify
-from syncline.kv_cache.prefix_index import PrefixEntry
+from syncline.kv_cache.prefix_index import PrefixEntry, pack_tokens
 
 TOKENS = tuple(range(12))
 
@@ -21,19 +21,26 @@ def make_index() -> PrefixIndex:
     table = make_table(index)
     for i, key in enumerate(table.keys):
         assert parent is not None
-        chunk = TOKENS[4 * i : 4 * i + 4]
+        chunk = pack_tokens(TOKENS[4 * i : 4 * i + 4])
         parent, _ = index.publish(key, chunk, parent, BlockId(5 + i))
     return index
 
 
 def make_table(index: PrefixIndex, tokens: tuple[int, ...] = TOKENS) -> BlockTable:
     table = BlockTable(CacheRoot(), 4, cacheable=True)
-    describe(table, tokens, len(tokens) // 4, index.key_of)
+    describe(table, pack_tokens(tokens), 0, len(tokens) // 4, index.key_of)
     return table
 
 
-def match_in(index: PrefixIndex, max_tokens: int = 12) -> PrefixMatch:
-    return longest_match(index, Expectations(), make_table(index), TOKENS, max_tokens)
+def match_in(index: PrefixIndex, max_tokens: int = 12, num_described: int = 3) -> PrefixMatch:
+    return longest_match(
+        index,
+        Expectations(),
+        make_table(index),
+        pack_tokens(TOKENS),
+        num_described=num_described,
+        max_tokens=max_tokens,
+    )
 
 
 def test_a_match_holds_until_one_of_its_entries_leaves_the_index() -> None:
@@ -76,6 +83,6 @@ def test_a_match_of_other_tokens_or_of_another_index_is_refused() -> None:
 
 def test_a_match_of_nothing_but_a_copied_first_block_hangs_from_the_root() -> None:
     index = make_index()
-    match = longest_match(index, Expectations(), make_table(index), TOKENS[:4], 3)
+    match = match_in(index, 3, 1)
     assert match.block_ids == () and match.copy_source == 5
     assert verify(index, make_table(index), match) == CacheRoot()

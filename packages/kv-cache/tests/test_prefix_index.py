@@ -3,15 +3,16 @@
 from typing import cast
 from unittest import TestCase
 
+import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from syncline.kv_cache import BlockId, CacheRoot, PrefixEntry, PrefixIndex, chain_key
+from syncline.kv_cache.prefix_index import Chunk, pack_tokens, unpack_tokens
 from syncline.kv_cache.testing import colliding_key
 
-Chunk = tuple[int, ...]
 ROOT = CacheRoot()
-CHUNKS = st.tuples(st.integers(0, 1), st.integers(0, 1))
+CHUNKS = st.tuples(st.integers(0, 1), st.integers(0, 1)).map(pack_tokens)
 PREFIXES = st.lists(CHUNKS, min_size=1, max_size=3).map(tuple)
 
 
@@ -92,11 +93,13 @@ class PrefixIndexMachine(RuleBasedStateMachine):
 TestPrefixIndex = cast(type[TestCase], PrefixIndexMachine.TestCase)  # pyright: ignore[reportUnknownMemberType]  untyped there
 
 
-def listed(index: PrefixIndex, prefix: tuple[Chunk, ...], first_block: int) -> list[PrefixEntry]:
+def listed(
+    index: PrefixIndex, prefix: tuple[tuple[int, ...], ...], first_block: int
+) -> list[PrefixEntry]:
     node: PrefixEntry | CacheRoot = ROOT
     key = ROOT.key()
     entries: list[PrefixEntry] = []
-    for i, chunk in enumerate(prefix):
+    for i, chunk in enumerate(map(pack_tokens, prefix)):
         key = index.key_of(key, chunk)
         entry, _ = index.publish(key, chunk, node, BlockId(first_block + i))
         assert entry is not None
@@ -135,7 +138,7 @@ def test_an_unreachable_copy_gives_way_to_a_reachable_one() -> None:
 def test_a_collision_with_a_reachable_entry_leaves_it_in_place() -> None:
     index = PrefixIndex(colliding_key)
     first, child = listed(index, ((0, 0), (1, 0)), 0)
-    other = PrefixEntry(first.key, (1, 1), ROOT, BlockId(9))
+    other = PrefixEntry(first.key, pack_tokens((1, 1)), ROOT, BlockId(9))
     assert index.publish(child.key, child.chunk, other, BlockId(8)) == (None, None)
     assert index.find(child.key, child.chunk, first) is child
 
@@ -151,10 +154,19 @@ def test_roots_separate_salt_adapter_format_and_epoch() -> None:
     assert len({root.key() for root in roots}) == len(roots)
     index = PrefixIndex()
     for i, root in enumerate(roots):
-        assert index.find(index.key_of(root.key(), (1,)), (1,), root) is None
-        index.publish(index.key_of(root.key(), (1,)), (1,), root, BlockId(i))
+        chunk = pack_tokens((1,))
+        assert index.find(index.key_of(root.key(), chunk), chunk, root) is None
+        index.publish(index.key_of(root.key(), chunk), chunk, root, BlockId(i))
     assert len(index) == len(roots)
 
 
 def test_the_root_key_does_not_depend_on_the_process() -> None:
     assert CacheRoot(salt="tenant", adapter_id="lora-1").key() == 2663462600047527445
+
+
+def test_tokens_are_packed_without_loss_and_an_id_too_large_is_refused() -> None:
+    token_ids = (0, 1, 2**32, 2**64 - 1)
+    assert unpack_tokens(pack_tokens(token_ids)) == token_ids
+    for wrong in (-1, 2**64):
+        with pytest.raises(ValueError, match="token_ids must be between 0 and 2"):
+            pack_tokens([5, wrong])

@@ -4,26 +4,40 @@ Knows token lists and roots, not which blocks are cached or held. Token lists ar
 """
 
 from collections.abc import Callable
+from collections.abc import Sequence as SequenceABC
 
 from syncline.kv_cache.block_table import BlockTable
-from syncline.kv_cache.prefix_index import Chunk, PrefixEntry
+from syncline.kv_cache.prefix_index import TOKEN_BYTES, Chunk, PrefixEntry, pack_tokens
 from syncline.kv_cache.types import BlockKey, CacheRoot
+
+
+def pack_blocks(token_ids: SequenceABC[int], size: int, first: int, stop: int) -> bytes:
+    """The blocks [first, stop), all full, from the first byte on; bytes may follow.
+
+    Raises ValueError for an id that cannot be packed.
+    """
+    if first == 0 and len(token_ids) < (stop + 1) * size:
+        return pack_tokens(token_ids)  # All but a rest: cutting that off would cost more.
+    return pack_tokens(token_ids[first * size : stop * size])
 
 
 def describe(
     table: BlockTable,
-    token_ids: tuple[int, ...],
+    packed: bytes,
+    first: int,
     num_full: int,
     key_of: Callable[[BlockKey, Chunk], BlockKey],
 ) -> None:
-    """Key the full blocks up to `num_full` that have no key yet."""
-    keys, size = table.keys, table.block_size
+    """Key the full blocks up to `num_full` that have no key yet. packed: the blocks from `first`
+    on, which is at most the number of keys.
+    """
+    keys, width = table.keys, table.block_size * TOKEN_BYTES
     if len(keys) >= num_full:
         return
-    parent = keys[-1] if keys else table.root.key()
-    for start in range(len(keys) * size, num_full * size, size):
-        parent = key_of(parent, token_ids[start : start + size])
-        keys.append(parent)
+    key = keys[-1] if keys else table.root.key()
+    for start in range((len(keys) - first) * width, (num_full - first) * width, width):
+        key = key_of(key, packed[start : start + width])
+        keys.append(key)
 
 
 def adopt_chain(table: BlockTable, source: BlockTable, num_blocks: int) -> None:

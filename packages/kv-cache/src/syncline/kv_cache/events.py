@@ -11,7 +11,7 @@ removed, and a key has no process-private part.
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from syncline.kv_cache.prefix_index import PrefixEntry
+from syncline.kv_cache.prefix_index import PrefixEntry, unpack_tokens
 from syncline.kv_cache.stable_keys import StableKey, stable_key, stable_root_key
 from syncline.kv_cache.types import CacheRoot
 
@@ -88,14 +88,15 @@ class KVEventLog:
             chain_key = stable_root_key(
                 salt=root.salt, adapter_id=root.adapter_id, kv_format=root.kv_format
             )
-        key = stable_key(chain_key, entry.chunk)
+        token_ids = unpack_tokens(entry.chunk)
+        key = stable_key(chain_key, token_ids)
         self._listed[entry] = _Listed(key, root)
         self._events.append(
             BlocksStored(
                 keys=(key,),
                 parent_key=parent_key,
-                token_ids=entry.chunk,
-                block_size=len(entry.chunk),
+                token_ids=token_ids,
+                block_size=len(token_ids),
                 salt=root.salt,
                 adapter_id=root.adapter_id,
                 kv_format=root.kv_format,

@@ -9,11 +9,11 @@ from collections.abc import Sequence as SequenceABC
 
 from syncline.kv_cache.block_pool import BlockPool
 from syncline.kv_cache.block_table import BlockTable, Lease
-from syncline.kv_cache.chains import describe, renew_root
+from syncline.kv_cache.chains import describe, pack_blocks, renew_root
 from syncline.kv_cache.errors import BlockNotHeldError, BlocksInUseError, KVCacheError
 from syncline.kv_cache.expectations import Expectations
 from syncline.kv_cache.matching import PrefixMatch, longest_match, verify
-from syncline.kv_cache.prefix_index import IndexListener, PrefixIndex
+from syncline.kv_cache.prefix_index import TOKEN_BYTES, IndexListener, PrefixIndex
 from syncline.kv_cache.prompt_hold import PromptHolds
 from syncline.kv_cache.types import (
     BlockId,
@@ -140,9 +140,16 @@ class KVCacheManager:
         renew_root(table, self._kv_epoch)
         # At most one block more than may be shared: the one that ends at max_tokens + 1.
         num_described = min(max_tokens + 1, len(token_ids)) // self.block_size
-        tokens = tuple(token_ids)
-        describe(table, tokens, num_described, self._index.key_of)
-        return longest_match(self._index, self._expectations, table, tokens, max_tokens)
+        packed = pack_blocks(token_ids, self.block_size, 0, num_described)
+        describe(table, packed, 0, num_described, self._index.key_of)
+        return longest_match(
+            self._index,
+            self._expectations,
+            table,
+            packed,
+            num_described=num_described,
+            max_tokens=max_tokens,
+        )
 
     def num_blocks_taken(self, up_to_position: int, match: PrefixMatch) -> int:
         """Free blocks that `reserve` would take into an empty table with this match."""
@@ -186,7 +193,10 @@ class KVCacheManager:
         if not self._is_publishable(table):
             return
         num_full = min(up_to_position, len(token_ids)) // self.block_size
-        describe(table, tuple(token_ids), num_full, self._index.key_of)
+        first = len(table.keys)
+        if first < num_full:
+            packed = pack_blocks(token_ids, self.block_size, first, num_full)
+            describe(table, packed, first, num_full, self._index.key_of)
         self._expectations.expect(table, num_full)
 
     def watch(self, key: BlockKey) -> None:
@@ -230,15 +240,15 @@ class KVCacheManager:
             return 0
         if not self._is_publishable(table):
             return 0
-        tokens, size = tuple(token_ids), self.block_size
-        describe(table, tokens, num_full, self._index.key_of)
-        first = table.num_published
+        first, width = table.num_published, self.block_size * TOKEN_BYTES
+        packed = pack_blocks(token_ids, self.block_size, first, num_full)
+        describe(table, packed, first, num_full, self._index.key_of)
         self._expectations.settle(table, first, num_full)
         listed: list[BlockId] = []
         if table.parent is not None:  # None: a collision has cut the chain.
             table.parent, listed, displaced = self._index.publish_run(
                 table.keys[first:num_full],
-                [tokens[i : i + size] for i in range(first * size, num_full * size, size)],
+                [packed[i : i + width] for i in range(0, (num_full - first) * width, width)],
                 table.parent,
                 table.block_ids[first:num_full],
             )

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from syncline.kv_cache.block_table import BlockTable
 from syncline.kv_cache.errors import StaleMatchError
 from syncline.kv_cache.expectations import Expectations
-from syncline.kv_cache.prefix_index import PrefixEntry, PrefixIndex
+from syncline.kv_cache.prefix_index import TOKEN_BYTES, PrefixEntry, PrefixIndex
 from syncline.kv_cache.types import BlockId, BlockKey, CacheRoot
 
 
@@ -33,19 +33,21 @@ def longest_match(
     index: PrefixIndex,
     expectations: Expectations,
     table: BlockTable,
-    token_ids: tuple[int, ...],
+    packed: bytes,
+    *,
+    num_described: int,
     max_tokens: int,
 ) -> PrefixMatch:
-    """The longest verified run of hits, up to the block that ends at `max_tokens` + 1.
+    """The longest verified run of hits among the first `num_described` blocks, which have keys.
 
-    The table has keys for the full blocks up to there.
+    packed: the same blocks. max_tokens: at most one token short of their end.
     """
-    size = table.block_size
+    size, width = table.block_size, table.block_size * TOKEN_BYTES
     parent: PrefixEntry | CacheRoot = table.root
     entries: list[PrefixEntry] = []
-    starts = range(0, min(max_tokens + 1, len(token_ids)) - size + 1, size)
+    starts = range(0, num_described * width, width)
     for key, start in zip(table.keys, starts, strict=False):
-        entry = index.find(key, token_ids[start : start + size], parent)
+        entry = index.find(key, packed[start : start + width], parent)
         if entry is None:
             break
         parent = entry
@@ -61,7 +63,7 @@ def longest_match(
     return PrefixMatch(
         block_ids=block_ids,
         num_tokens=len(entries) * size,
-        awaited_key=_last_expected(table, expectations, len(entries), len(starts)),
+        awaited_key=_last_expected(table, expectations, len(entries), num_described),
         entries=tuple(entries),
     )
 

@@ -7,17 +7,38 @@ Source: automatic prefix caching, vLLM v1 (hash chain per full block). Differs: 
 on every hit, and the first block published for a content stays canonical (no entry is taken over).
 """
 
+from array import array
 from collections.abc import Callable, Iterable
-from typing import Protocol
+from collections.abc import Sequence as SequenceABC
+from typing import Final, Protocol
 
 from syncline.kv_cache.types import BlockId, BlockKey, CacheRoot
 
-Chunk = tuple[int, ...]
-"""The token ids of one full block."""
+Chunk = bytes
+"""The token ids of one full block, packed by `pack_tokens`: compact, and quick to cut and hash."""
+
+TOKEN_BYTES: Final = 8
+
+
+def pack_tokens(token_ids: SequenceABC[int]) -> bytes:
+    """TOKEN_BYTES for each id. Raises ValueError for an id outside [0, 2**64)."""
+    try:
+        return array("Q", token_ids).tobytes()
+    except OverflowError:
+        raise ValueError(
+            f"token_ids must be between 0 and 2**64 - 1, got {min(token_ids)} to {max(token_ids)}"
+        ) from None
+
+
+def unpack_tokens(packed: bytes) -> tuple[int, ...]:
+    return tuple(array("Q", packed))
 
 
 def chain_key(parent: BlockKey, chunk: Chunk) -> BlockKey:
-    """The key of a block from its parent's key and its tokens; fast, deterministic, collidable."""
+    """The key of a block from its parent's key and its tokens: fast, and collidable.
+
+    Equal contents have equal keys in one process; the next process has others.
+    """
     # A call of BlockKey would cost as much as the hash.
     return hash((parent, chunk))  # type: ignore[return-value]  # a new name for int, no more
 
