@@ -84,14 +84,15 @@ class BlockPool:
         block_ids = cast("list[BlockId]", list(range(first, self._first_fresh)))
         ref_counts[first : self._first_fresh] = [1] * len(block_ids)
         for _ in range(min(num_blocks - len(block_ids), len(free))):
-            block_ids.append(free.popleft())
+            block_id = free.popleft()
+            ref_counts[block_id] = 1
+            block_ids.append(block_id)
         while len(block_ids) < num_blocks:
             block_id, _ = self._evictable.popitem(last=False)
             self._cached[block_id] = 0
             self._on_evict(block_id)
-            block_ids.append(block_id)
-        for block_id in block_ids:
             ref_counts[block_id] = 1
+            block_ids.append(block_id)
         return block_ids
 
     def share(self, block_ids: Iterable[BlockId]) -> None:
@@ -129,9 +130,9 @@ class BlockPool:
 
         Raises BlockNotHeldError at the first block nobody holds; those before it stay marked.
         """
-        ref_counts, cached = self._ref_counts, self._cached
+        ref_counts, cached, stop = self._ref_counts, self._cached, self.num_blocks
         for block_id in block_ids:
-            if not 0 <= block_id < len(ref_counts) or not ref_counts[block_id]:
+            if not 0 <= block_id < stop or not ref_counts[block_id]:
                 raise BlockNotHeldError(block_id)
             cached[block_id] = 1
 

@@ -36,13 +36,13 @@ class Expectations:
 
     def settle(self, table: BlockTable, start: int, stop: int) -> None:
         """The table no longer computes its blocks [start, stop), as far as it was expected to."""
-        num_tables = self._num_tables
+        num_tables, watched = self._num_tables, self._watched
         for key in table.keys[start : min(stop, table.num_expected)]:
             num_others = num_tables.pop(key) - 1
             if num_others:
                 num_tables[key] = num_others
-            elif key in self._watched:
-                self._watched.remove(key)
+            elif key in watched:
+                watched.remove(key)
                 self._settled.append(key)
 
     def drop(self, table: BlockTable) -> None:
