@@ -19,6 +19,7 @@ AGREED = [
     "FinishStore",
     "FlushPrefixCache",
     "FlushReport",
+    "Handoff",
     "IdleCause",
     "KVLoad",
     "KVStore",
@@ -31,6 +32,7 @@ AGREED = [
     "PrefillChunk",
     "Record",
     "RecordingScheduler",
+    "RemotePrefill",
     "Request",
     "RequestTimings",
     "ResizePool",
@@ -85,6 +87,7 @@ AGREED_ORACLE = [
     "apply_when_full",
     "end_at_once",
     "hash_drafter",
+    "prefill_remotely",
     "reference_output",
     "run",
 ]

@@ -2,7 +2,14 @@
 
 from syncline.scheduler_core.columns import Column
 from syncline.scheduler_core.config import SchedulerConfig
-from syncline.scheduler_core.connectors import KVLoad, KVStore, OffloadConnector, TransferId
+from syncline.scheduler_core.connectors import (
+    Handoff,
+    KVLoad,
+    KVStore,
+    OffloadConnector,
+    RemotePrefill,
+    TransferId,
+)
 from syncline.scheduler_core.errors import (
     ResultError,
     SchedulerError,
@@ -70,6 +77,7 @@ __all__ = [
     "FinishStore",
     "FlushPrefixCache",
     "FlushReport",
+    "Handoff",
     "IdleCause",
     "KVLoad",
     "KVStore",
@@ -82,6 +90,7 @@ __all__ = [
     "PrefillChunk",
     "Record",
     "RecordingScheduler",
+    "RemotePrefill",
     "Request",
     "RequestTimings",
     "ResizePool",

@@ -5,7 +5,7 @@ Blocks for every known token are reserved at once, so a prefill that has begun n
 
 from dataclasses import dataclass
 
-from syncline.kv_cache import BlockKey, KVCacheManager, PrefixMatch, Reservation, StableKey
+from syncline.kv_cache import BlockKey, KVCacheManager, PrefixMatch, Reservation
 from syncline.scheduler_core.forecast import Forecast
 from syncline.scheduler_core.lifecycle import Lifecycle
 from syncline.scheduler_core.parking import Event
@@ -13,7 +13,7 @@ from syncline.scheduler_core.policies import PartialTurn
 from syncline.scheduler_core.preemption import headroom_blocks
 from syncline.scheduler_core.sequence import Sequence
 from syncline.scheduler_core.siblings import PromptSettled, RequestGroup
-from syncline.scheduler_core.transfers import LoadingAllowed
+from syncline.scheduler_core.transfers import LoadingAllowed, Source
 from syncline.scheduler_core.types import AdmissionPolicy, IdleCause, SequenceId
 
 _NO_MATCH = PrefixMatch()
@@ -103,8 +103,8 @@ class Admission:
             match = self._match(sequence)
         if group.hold is not None and group.hold.num_tokens >= match.num_tokens:
             return self._place_from_hold(sequence, group, group.hold.num_tokens, max_num_new)
-        keys = self._life.transfers.loadable_keys(sequence, match.num_tokens)
-        parking = self._wait_for(sequence, match, bool(keys), max_num_new)
+        source = self._life.transfers.source(sequence, match.num_tokens)
+        parking = self._wait_for(sequence, match, source is not None, max_num_new)
         if parking is not None:
             return parking
         num_new_blocks = self._kv.num_blocks_taken(sequence.target_len, match)
@@ -114,8 +114,8 @@ class Admission:
         if reservation is None:
             return self._refuse(sequence)
         self._refused = None
-        if keys:
-            return self._begin_load(sequence, match.num_tokens, keys)
+        if source is not None:
+            return self._begin_load(sequence, match.num_tokens, source)
         return Admitted(num_computed_tokens=match.num_tokens, reservation=reservation)
 
     def _place_from_hold(
@@ -159,14 +159,12 @@ class Admission:
             return self._until_turn(sequence)
         return Admitted(num_computed_tokens=sequence.num_computed_tokens, reservation=Reservation())
 
-    def _begin_load(
-        self, sequence: Sequence, num_local_tokens: int, keys: tuple[StableKey, ...]
-    ) -> Parking:
+    def _begin_load(self, sequence: Sequence, num_local_tokens: int, source: Source) -> Parking:
         group = self._life.groups[sequence.request_id]
         # It has begun, and so is run to its end while new requests are held back.
         group.has_started = True
         self._life.siblings.lead(sequence, group)
-        event = self._life.transfers.begin_load(sequence, num_local_tokens, keys)
+        event = self._life.transfers.begin_load(sequence, num_local_tokens, source)
         return Parking(cause=IdleCause.WAITING_FOR_TRANSFER, event=event)
 
     def _until_turn(self, sequence: Sequence) -> Parking:

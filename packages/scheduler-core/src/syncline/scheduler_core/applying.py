@@ -8,6 +8,7 @@ import math
 from array import array
 
 from syncline.scheduler_core.columns import MAX_TOKEN_ID, pack_ids, pack_logprobs
+from syncline.scheduler_core.connectors.values import RemotePrefill
 from syncline.scheduler_core.errors import ResultError, StopMatcherError
 from syncline.scheduler_core.lifecycle import Lifecycle
 from syncline.scheduler_core.pending import StepInFlight
@@ -152,6 +153,17 @@ class Applier:
             if span.row in receivers:
                 receivers[span.row].keep_column(span.name, span.start, span.values)
         self._require_prompt_columns(step)
+
+    def begin_with_remote(self, sequence: Sequence, remote: RemotePrefill, version: int) -> None:
+        """Its output starts with the remote's token, which may end it.
+
+        version: of the weights here, which sample what follows.
+        """
+        sequence.append([remote.first_token_id], [remote.first_logprob], remote.weight_version)
+        sequence.start_version(version)
+        sequence.first_token_s = sequence.request.arrival_s
+        self._life.counters.num_accepted_tokens += 1
+        self._settle(sequence, 1)
 
     def _column_receivers(self, step: StepInFlight, result: StepResult) -> dict[RowId, Sequence]:
         """Who takes column values: what had not ended before this result, and has not failed."""

@@ -110,6 +110,12 @@ class Lifecycle:
         self.counters.num_admissions += 1
         self.counters.num_cached_tokens += num_cached_tokens
 
+    def decode_at_once(self, sequence: Sequence, row: RowId) -> None:
+        """prefilling -> decoding, of one that lacks no KV but that of its last token."""
+        del self.prefilling[sequence.seq_id]
+        sequence.decode_at_once(self.pending.next_id)
+        self.decoding.add(sequence, row)
+
     def begin_decoding(self, sequence: Sequence, row: RowId, final_step: int) -> bool:
         """prefilling -> decoding, or draining (True) if the one token in flight is the last."""
         del self.prefilling[sequence.seq_id]
@@ -165,6 +171,7 @@ class Lifecycle:
         stop_reason: int | str | None = None,
     ) -> None:
         """any -> finished. Results still in flight for it become surplus."""
+        self.transfers.handoffs.offer(sequence, reason)
         if sequence in self.parked:
             self.parked.remove(sequence)
         elif sequence.row is None:

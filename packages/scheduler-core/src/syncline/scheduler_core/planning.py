@@ -17,7 +17,7 @@ from syncline.scheduler_core.policies import PrefillPolicy
 from syncline.scheduler_core.sequence import Sequence, order_of
 from syncline.scheduler_core.speculation import DraftCounts
 from syncline.scheduler_core.transfers import LoadingAllowed
-from syncline.scheduler_core.types import IdleCause, RowId
+from syncline.scheduler_core.types import IdleCause, RowId, SequenceId
 
 
 class _Draft:
@@ -74,6 +74,10 @@ class Planner:
         if window > 1:
             window = decoding.window_within_lengths(window)
         self._reserve_decodes(window, draft)
+        first_drafts = self._join_remotes(window, draft)
+        if first_drafts:
+            window = decoding.window_within_lengths(window)
+            wanted_drafts = _with_first(wanted_drafts, decoding.batch.sequences, first_drafts)
         batch = decoding.batch
         draft.budget = self._config.max_num_batched_tokens - len(batch.rows)
         num_draft_tokens: tuple[int, ...] | None = None
@@ -148,6 +152,29 @@ class Planner:
             if reservation.new_block_ids:
                 draft.new_blocks.append((row, first_new, reservation.new_block_ids))
             decoding.file_blocks(sequence, target_len)
+
+    def _join_remotes(self, window: int, draft: _Draft) -> dict[SequenceId, int]:
+        """Whoever came with its first token and has loaded its prompt decodes at once.
+
+        Returns the drafts that its first step has from the remote. Where blocks for the window are
+        lacking, the one missing position is planned as a chunk instead.
+        """
+        life = self._life
+        first_drafts: dict[SequenceId, int] = {}
+        for sequence in life.transfers.first_decodes():
+            remote = sequence.request.remote_prefill
+            assert remote is not None
+            if not life.rows.num_free or not self._kv.is_current(sequence.table):
+                continue
+            if self._kv.reserve(sequence.table, sequence.target_len - 1 + window) is None:
+                continue
+            life.waiting.remove(sequence)
+            row = life.rows.take()
+            life.admit(sequence, row)
+            life.decode_at_once(sequence, row)
+            draft.joined.append(_join(sequence, row))
+            first_drafts[sequence.seq_id] = remote.num_draft_tokens
+        return first_drafts
 
     def _extend_each(self, draft: _Draft) -> bool:
         """One block more for each row that lacks its next position; False if there are too few."""
@@ -276,18 +303,7 @@ class Planner:
         row = life.rows.take()
         life.admit(sequence, row)
         draft.block_copies.extend(reservation.copies)
-        draft.joined.append(
-            RowJoin(
-                row=row,
-                seq_id=sequence.seq_id,
-                request_id=sequence.request_id,
-                sample_index=sequence.sample_index,
-                token_ids=sequence.token_ids,
-                num_prompt_tokens=sequence.num_prompt_tokens,
-                num_computed_tokens=sequence.num_computed_tokens,
-                block_ids=tuple(sequence.table.block_ids),
-            )
-        )
+        draft.joined.append(_join(sequence, row))
         self._add_chunk(sequence, draft)
 
     def _move_on(self, step: StepInFlight) -> None:
@@ -303,3 +319,25 @@ class Planner:
         for sequence, chunk in step.chunks:
             if chunk.is_final and life.begin_decoding(sequence, chunk.row, step.step_id):
                 step.capped.append(sequence)
+
+
+def _join(sequence: Sequence, row: RowId) -> RowJoin:
+    return RowJoin(
+        row=row,
+        seq_id=sequence.seq_id,
+        request_id=sequence.request_id,
+        sample_index=sequence.sample_index,
+        token_ids=sequence.token_ids,
+        num_prompt_tokens=sequence.num_prompt_tokens,
+        num_computed_tokens=sequence.num_computed_tokens,
+        block_ids=tuple(sequence.table.block_ids),
+    )
+
+
+def _with_first(
+    wanted: DraftCounts, sequences: list[Sequence], first_drafts: dict[SequenceId, int]
+) -> DraftCounts:
+    """The caller's wish, but for those that have the remote's drafts and no others yet."""
+    if isinstance(wanted, int):
+        wanted = {sequence.seq_id: wanted for sequence in sequences}
+    return {**wanted, **first_drafts}

@@ -10,6 +10,8 @@ from collections.abc import Sequence as SequenceABC
 from dataclasses import dataclass
 from typing import Protocol
 
+from syncline.scheduler_core.connectors.values import RemotePrefill
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StopRules:
@@ -77,6 +79,10 @@ class Request:
                               in full once, whatever is cached
     arrival_s                 when it came, by the caller's clock; None: not known
     make_stop_matcher         called once per sample
+    remote_prefill            another engine has computed the prompt: the output starts with its
+                              token, and KV of the prompt is loaded instead of computed
+    hands_off_kv              another engine goes on: when a sample has ended by itself, KV of its
+                              prompt is kept for it (`Scheduler.take_handoffs`)
     """
 
     request_id: str
@@ -90,6 +96,8 @@ class Request:
     use_prefix_cache: bool = True
     required_prompt_columns: frozenset[str] = frozenset()
     make_stop_matcher: Callable[[], StopMatcher] | None = None
+    remote_prefill: RemotePrefill | None = None
+    hands_off_kv: bool = False
 
     def __post_init__(self) -> None:
         if not self.prompt_token_ids:
@@ -110,4 +118,19 @@ class Request:
         if self.arrival_s is not None and not math.isfinite(self.arrival_s):
             raise ValueError(
                 f"arrival_s of request {self.request_id!r} must be finite, got {self.arrival_s}"
+            )
+        if self.remote_prefill is not None:
+            self._check_remote()
+
+    def _check_remote(self) -> None:
+        """One token has been sampled, for one sample, by an engine that returns no columns."""
+        if self.num_samples != 1:
+            raise ValueError(
+                f"num_samples of request {self.request_id!r} must be 1 with a remote_prefill, "
+                f"got {self.num_samples}"
+            )
+        if self.required_prompt_columns:
+            raise ValueError(
+                f"required_prompt_columns of request {self.request_id!r} must be empty with a "
+                f"remote_prefill, got {sorted(self.required_prompt_columns)}"
             )

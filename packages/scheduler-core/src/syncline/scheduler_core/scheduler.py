@@ -8,7 +8,7 @@ from syncline.kv_cache import KVCacheManager
 from syncline.scheduler_core.applying import Applier
 from syncline.scheduler_core.config import SchedulerConfig
 from syncline.scheduler_core.connectors.protocols import OffloadConnector
-from syncline.scheduler_core.connectors.values import TransferId
+from syncline.scheduler_core.connectors.values import Handoff, RemotePrefill, TransferId
 from syncline.scheduler_core.control import Control
 from syncline.scheduler_core.integrity import check_integrity
 from syncline.scheduler_core.lifecycle import Lifecycle
@@ -146,7 +146,8 @@ class Scheduler:
 
         Raises ValueError if an unfinished request has this id, if it has a priority that the
         policy would ignore, or if the prompt leaves no room under max_model_len. A prompt that the
-        whole pool cannot hold ends at once, with reason error.
+        whole pool cannot hold ends at once, with reason error; so does, with its own reason, a
+        request whose `remote_prefill` brings the last token already.
         """
         if request.request_id in self._life.groups:
             raise ValueError(
@@ -182,6 +183,8 @@ class Scheduler:
         self._life.add(request.request_id, sequences)
         for sequence in sequences:
             self._control.end_if_unfit(sequence)
+            if request.remote_prefill is not None and not sequence.is_finished:
+                self._begin_with_remote(sequence, request.remote_prefill)
         return tuple(sequence.seq_id for sequence in sequences)
 
     def plan(
@@ -251,6 +254,20 @@ class Scheduler:
         Raises as `finish_load` does.
         """
         self._life.transfers.finish_store(transfer_id, num_tokens)
+
+    def take_handoffs(self) -> list[Handoff]:
+        """Prompts of requests with `hands_off_kv` that have ended since the last call.
+
+        Their blocks are kept until `finish_send`, which each needs once, even if nobody reads them.
+        """
+        return self._life.transfers.handoffs.take()
+
+    def finish_send(self, transfer_id: TransferId) -> None:
+        """The blocks of a handoff have been read, or never will be.
+
+        Raises TransferError, with nothing changed, if no such handoff is under way.
+        """
+        self._life.transfers.handoffs.finish(transfer_id)
 
     def take_finished(self) -> list[Sequence]:
         """Every sequence that has ended since the last call, in order of ending."""
@@ -338,6 +355,11 @@ class Scheduler:
     def check_integrity(self) -> None:
         """Raise StateError or kv_cache's IntegrityError if the books contradict each other."""
         check_integrity(self._life, self._config.max_num_seqs)
+
+    def _begin_with_remote(self, sequence: Sequence, remote: RemotePrefill) -> None:
+        self._applier.begin_with_remote(sequence, remote, self.weight_version)
+        if remote.weight_version == self.weight_version and not sequence.is_finished:
+            self._life.transfers.expect_remote(sequence)
 
     def _why_idle(self) -> IdleCause:
         life = self._life

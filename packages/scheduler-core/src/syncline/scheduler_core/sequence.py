@@ -308,6 +308,14 @@ class Sequence:
         self.decode_from = final_step + 1
         self.decode_to = NEVER
 
+    def decode_at_once(self, next_step: int) -> None:
+        """Every token but the last has KV: steps from `next_step` on decode, without a chunk."""
+        self.final_step = -1
+        self.decode_from = next_step
+        self.decode_to = NEVER
+        self._final_chunk_applied = True
+        self.has_computed_prompt = True
+
     def pause_decoding(self, last_step: int) -> None:
         """No step after `last_step` decodes this sequence, until told otherwise."""
         self.decode_to = min(self.decode_to, last_step)

@@ -2,6 +2,9 @@
 
     waiting -> parked (loading) -> waiting with its blocks (loaded) -> running
 
+What is loaded comes from a slower tier, or from the engine that computed the prompt (a remote): KV
+of the whole prompt then, and the first token is there already.
+
 A sequence that loads holds blocks for all of its tokens and no row: it is no victim, and whoever
 lacks those blocks waits for the load to end, or is preempted as usual. It holds up nobody: at most
 `max_loading` sequences load or have loaded, and any other is planned past them.
@@ -18,6 +21,7 @@ from syncline.kv_cache import KVCacheManager, Lease, StableKey
 from syncline.scheduler_core.connectors.protocols import OffloadConnector
 from syncline.scheduler_core.connectors.values import KVLoad, KVStore, TransferId
 from syncline.scheduler_core.errors import TransferError, TransfersInFlightError
+from syncline.scheduler_core.handoffs import Handoffs
 from syncline.scheduler_core.offloading import Offloader, require_within
 from syncline.scheduler_core.sequence import Sequence, order_of
 from syncline.scheduler_core.types import Counters, SequenceId
@@ -33,6 +37,15 @@ class LoadEnded:
 @dataclass(frozen=True, slots=True)
 class LoadingAllowed:
     """An event: one sequence fewer than `max_loading` loads or has loaded."""
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where positions up to `stop` could be loaded from; see `KVLoad`."""
+
+    stop: int
+    keys: tuple[StableKey, ...] = ()
+    remote: object = None
 
 
 class _Load:
@@ -53,6 +66,7 @@ class Transfers:
     __slots__ = (
         "_counters",
         "_failed",
+        "_first_decodes",
         "_ids",
         "_is_allowed_again",
         "_kv",
@@ -62,6 +76,8 @@ class Transfers:
         "_max_loading",
         "_offloader",
         "_outbox",
+        "_remotes",
+        "handoffs",
     )
 
     def __init__(
@@ -81,13 +97,16 @@ class Transfers:
         self._loading: dict[SequenceId, TransferId] = {}
         self._loaded: dict[SequenceId, tuple[Sequence, int]] = {}  # And how much was loaded.
         self._failed: set[SequenceId] = set()  # They ask for no other load.
+        self._remotes: dict[SequenceId, int] = {}  # Not asked yet -> the epoch they belong to.
+        self._first_decodes: dict[SequenceId, Sequence] = {}  # Loaded whole from a remote.
+        self.handoffs = Handoffs(kv, self._ids)
         self._outbox: list[KVLoad] = []
         self._is_allowed_again = False
 
     @property
     def num_in_flight(self) -> int:
         """Transfers that own blocks and have not been reported."""
-        return len(self._loads)
+        return len(self._loads) + len(self.handoffs)
 
     @property
     def num_holding(self) -> int:
@@ -101,31 +120,42 @@ class Transfers:
     def is_holding(self, sequence: Sequence) -> bool:
         return sequence.seq_id in self._loading or sequence.seq_id in self._loaded
 
-    def loadable_keys(self, sequence: Sequence, num_local_tokens: int) -> tuple[StableKey, ...]:
-        """Keys of the blocks a load should bring behind the first `num_local_tokens` tokens."""
-        if self._offloader is None or sequence.seq_id in self._failed:
-            return ()
+    def expect_remote(self, sequence: Sequence) -> None:
+        """A remote has computed its prompt with the weights of the current epoch."""
+        self._remotes[sequence.seq_id] = self._kv.kv_epoch
+
+    def source(self, sequence: Sequence, num_local_tokens: int) -> Source | None:
+        """From where to load what is behind the first `num_local_tokens` tokens, if at all."""
         if num_local_tokens >= sequence.target_len - 1:
-            return ()  # The one token that is missing is computed in any case.
+            return None  # The one token that is missing is computed in any case.
+        remote = sequence.request.remote_prefill
+        if remote is not None and self._remotes.get(sequence.seq_id) == self._kv.kv_epoch:
+            return Source(sequence.num_prompt_tokens, remote=remote.transfer)
+        if self._offloader is None or sequence.seq_id in self._failed:
+            return None
         # Columns of every prompt position exist only once each has been computed here.
         if sequence.request.required_prompt_columns and not sequence.has_computed_prompt:
-            return ()
-        return self._offloader.held_keys(sequence)[num_local_tokens // self._kv.block_size :]
+            return None
+        keys = self._offloader.held_keys(sequence)
+        stop = len(keys) * self._kv.block_size
+        return None if stop <= num_local_tokens else Source(stop, keys=keys)
 
-    def begin_load(self, sequence: Sequence, start: int, keys: tuple[StableKey, ...]) -> LoadEnded:
-        """Its blocks are reserved and [0, start) is there: plan the load of the blocks behind."""
+    def begin_load(self, sequence: Sequence, start: int, source: Source) -> LoadEnded:
+        """Its blocks are reserved and [0, start) is there: plan the load of what is behind."""
         size = self._kv.block_size
-        first = start // size
+        first, stop = start // size, -(-source.stop // size)
         load = KVLoad(
             transfer_id=TransferId(next(self._ids)),
             seq_id=sequence.seq_id,
             request_id=sequence.request_id,
             start=start,
-            stop=start + len(keys) * size,
-            block_ids=tuple(sequence.table.block_ids[first : first + len(keys)]),
-            keys=keys,
+            stop=source.stop,
+            block_ids=tuple(sequence.table.block_ids[first:stop]),
+            keys=source.keys[first:],
+            remote=source.remote,
         )
         sequence.hold(start)
+        self._remotes.pop(sequence.seq_id, None)
         self._loads[load.transfer_id] = _Load(load, sequence, self._kv.kv_epoch)
         self._loading[sequence.seq_id] = load.transfer_id
         self._outbox.append(load)
@@ -158,6 +188,8 @@ class Transfers:
         sequence.hold(num_computed)
         self._kv.publish(sequence.table, sequence.token_ids, num_computed, under_way.kv_epoch)
         self._loaded[sequence.seq_id] = (sequence, num_computed - load.start)
+        if not load.keys and num_computed == sequence.target_len - 1:
+            self._first_decodes[sequence.seq_id] = sequence
         return LoadEnded(transfer_id)
 
     def take_loaded(self, sequence: Sequence) -> int:
@@ -165,12 +197,17 @@ class Transfers:
         if sequence.seq_id not in self._loaded:
             return 0
         _, num_loaded = self._loaded.pop(sequence.seq_id)
+        self._first_decodes.pop(sequence.seq_id, None)
         self._is_allowed_again = True
         return num_loaded
 
     def loaded(self) -> list[Sequence]:
         """Sequences that own their blocks and lack nothing but a row, in order of admission."""
         return sorted((sequence for sequence, _ in self._loaded.values()), key=order_of)
+
+    def first_decodes(self) -> list[Sequence]:
+        """Of those, whoever lacks no KV but its first token's and has the remote's drafts."""
+        return sorted(self._first_decodes.values(), key=order_of) if self._first_decodes else []
 
     def drop_loaded(self) -> int:
         """Take the blocks of every sequence that has loaded; it waits as if it never had."""
@@ -182,6 +219,7 @@ class Transfers:
     def drop(self, sequence: Sequence) -> None:
         """A sequence that has loaded loses its blocks."""
         del self._loaded[sequence.seq_id]
+        self._first_decodes.pop(sequence.seq_id, None)
         self._drop(sequence)
 
     def forget(self, sequence: Sequence) -> None:
@@ -193,6 +231,7 @@ class Transfers:
         elif sequence.seq_id in self._loaded:
             self.drop(sequence)
         self._failed.discard(sequence.seq_id)
+        self._remotes.pop(sequence.seq_id, None)
         if self._offloader is not None:
             self._offloader.forget(sequence)
 

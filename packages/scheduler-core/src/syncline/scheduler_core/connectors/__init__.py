@@ -4,6 +4,12 @@ A connector decides and remembers; the runner, or a transport beside it, moves t
 """
 
 from syncline.scheduler_core.connectors.protocols import OffloadConnector
-from syncline.scheduler_core.connectors.values import KVLoad, KVStore, TransferId
+from syncline.scheduler_core.connectors.values import (
+    Handoff,
+    KVLoad,
+    KVStore,
+    RemotePrefill,
+    TransferId,
+)
 
-__all__ = ["KVLoad", "KVStore", "OffloadConnector", "TransferId"]
+__all__ = ["Handoff", "KVLoad", "KVStore", "OffloadConnector", "RemotePrefill", "TransferId"]

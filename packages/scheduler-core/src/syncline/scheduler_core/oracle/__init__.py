@@ -27,6 +27,7 @@ from syncline.scheduler_core.oracle.transport import (
     OracleTransport,
     Transfer,
     end_at_once,
+    prefill_remotely,
 )
 
 __all__ = [
@@ -50,6 +51,7 @@ __all__ = [
     "apply_when_full",
     "end_at_once",
     "hash_drafter",
+    "prefill_remotely",
     "reference_output",
     "run",
 ]

@@ -7,11 +7,14 @@ poison until then, so that whoever reads them early is found out.
 
 from collections.abc import Callable
 from collections.abc import Sequence as SequenceABC
+from typing import NamedTuple, cast
 
 from syncline.kv_cache import StableKey
-from syncline.scheduler_core.connectors.values import KVLoad, KVStore
+from syncline.scheduler_core.connectors.values import KVLoad, KVStore, RemotePrefill
 from syncline.scheduler_core.oracle.kv_array import OracleError, OracleKV, Slot
+from syncline.scheduler_core.oracle.model import HashModel
 from syncline.scheduler_core.plan import StepPlan
+from syncline.scheduler_core.request import Request
 from syncline.scheduler_core.scheduler import Scheduler
 
 Transfer = KVLoad | KVStore
@@ -57,6 +60,48 @@ class OracleTier:
         return self._contents.get(key)
 
 
+class _Due(NamedTuple):
+    """A transfer under way, and what will become of it."""
+
+    tick: int
+    transfer: Transfer
+    num_tokens: int
+    kv_epoch: int
+
+
+def prefill_remotely(
+    model: HashModel, request: Request, *, num_draft_tokens: int = 0, weight_version: int = 0
+) -> RemotePrefill:
+    """What another engine with these weights makes of the prompt: a token, and KV to load."""
+    contexts: list[int] = []
+    context = 0
+    for token_id in request.prompt_token_ids:
+        context = model.extend(context, token_id, weight_version)
+        contexts.append(context)
+    token_id, logprob = model.sample(context, 0)
+    return RemotePrefill(
+        first_token_id=token_id,
+        first_logprob=logprob,
+        num_draft_tokens=num_draft_tokens,
+        weight_version=weight_version,
+        transfer=contexts,
+    )
+
+
+def _fill_from_remote(load: KVLoad, num_tokens: int, kv: OracleKV, kv_epoch: int) -> None:
+    """Write the load's first tokens from what `prefill_remotely` put into its transfer."""
+    contexts = cast(list[int], load.remote)  # Opaque to everybody in between.
+    for i in range(num_tokens):
+        position = load.start + i
+        kv.write(
+            load.block_ids[i // kv.block_size],
+            i % kv.block_size,
+            context=contexts[position],
+            position=position,
+            kv_epoch=kv_epoch,
+        )
+
+
 def end_at_once(tick: int, transfer: Transfer) -> tuple[int, int]:
     """Every transfer ends before the next plan, with all its tokens."""
     return 0, transfer.stop - transfer.start
@@ -77,7 +122,7 @@ class OracleTransport:
     ) -> None:
         self._tier = tier
         self._ends = ends
-        self._due: list[tuple[int, Transfer, int]] = []
+        self._due: list[_Due] = []
 
     @property
     def num_under_way(self) -> int:
@@ -98,19 +143,32 @@ class OracleTransport:
         begun: list[Transfer] = [*plan.kv_stores, *plan.kv_loads]
         for transfer in begun:
             num_ticks, num_tokens = self._ends(tick, transfer)
-            self._due.append((tick + num_ticks, transfer, num_tokens))
+            self._due.append(_Due(tick + num_ticks, transfer, num_tokens, plan.kv_epoch))
 
     def finish_due(self, scheduler: Scheduler, kv: OracleKV, tick: int) -> int:
         """End every transfer that is due at this tick; returns how many."""
-        due = [entry for entry in self._due if entry[0] <= tick]
-        self._due = [entry for entry in self._due if entry[0] > tick]
-        for _, transfer, num_tokens in due:
-            if isinstance(transfer, KVStore):
-                scheduler.finish_store(transfer.transfer_id, num_tokens)
-            else:
-                num_tokens = self._fill(transfer, num_tokens, kv)
-                scheduler.finish_load(transfer.transfer_id, num_tokens)
+        due = [entry for entry in self._due if entry.tick <= tick]
+        self._due = [entry for entry in self._due if entry.tick > tick]
+        for entry in due:
+            self._finish(entry, entry.num_tokens, scheduler, kv)
         return len(due)
+
+    def finish_one(self, index: int, num_tokens: int, scheduler: Scheduler, kv: OracleKV) -> None:
+        """End the transfer at this place among those under way, with at most so many tokens."""
+        entry = self._due.pop(index)
+        transfer = entry.transfer
+        self._finish(entry, min(num_tokens, transfer.stop - transfer.start), scheduler, kv)
+
+    def _finish(self, entry: _Due, num_tokens: int, scheduler: Scheduler, kv: OracleKV) -> None:
+        transfer = entry.transfer
+        if isinstance(transfer, KVStore):
+            scheduler.finish_store(transfer.transfer_id, num_tokens)
+            return
+        if transfer.keys:
+            num_tokens = self._fill(transfer, num_tokens, kv)
+        else:
+            _fill_from_remote(transfer, num_tokens, kv, entry.kv_epoch)
+        scheduler.finish_load(transfer.transfer_id, num_tokens)
 
     def _fill(self, load: KVLoad, num_tokens: int, kv: OracleKV) -> int:
         """Write the load's first `num_tokens` tokens, or as many as there are; returns how many."""
