@@ -1,12 +1,10 @@
 """Parked while KV is loaded: every outcome, every disturbance, and nobody behind is held up."""
 
-from collections.abc import Callable, Container
-from collections.abc import Sequence as SequenceABC
-from itertools import product
+from collections.abc import Callable
 
 import pytest
 
-from syncline.kv_cache import KVCacheManager, StableKey
+from syncline.kv_cache import KVCacheManager
 from syncline.scheduler_core import (
     FinishReason,
     IdleCause,
@@ -19,35 +17,20 @@ from syncline.scheduler_core import (
     TransfersInFlightError,
     UnfinishedPolicy,
 )
-from syncline.scheduler_core.testing import describe, make_config, make_request, make_result, step
+from syncline.scheduler_core.testing import (
+    ScriptedTier,
+    describe,
+    make_config,
+    make_request,
+    make_result,
+    step,
+)
 
 BLOCK_SIZE = 4
 
 
-class Claims:
-    """A tier that claims to hold everything of some sequences, more than anyone asks for."""
-
-    def __init__(self, num_blocks: int = 99) -> None:
-        self.num_blocks = num_blocks
-        self.num_cleared = 0
-        self.stored_keys: list[StableKey] = []
-        self.wanted: Container[int] = ()
-
-    def num_held_blocks(self, keys: SequenceABC[StableKey]) -> int:
-        return self.num_blocks
-
-    def missing(self, keys: SequenceABC[StableKey]) -> SequenceABC[int]:
-        return [i for i in range(len(keys)) if i in self.wanted]
-
-    def stored(self, keys: SequenceABC[StableKey]) -> None:
-        self.stored_keys += keys
-
-    def clear(self) -> None:
-        self.num_cleared += 1
-
-
 def make_loading(
-    tier: Claims, *, num_blocks: int = 16, max_num_seqs: int = 4, caching: bool = True
+    tier: ScriptedTier, *, num_blocks: int = 16, max_num_seqs: int = 4, caching: bool = True
 ) -> tuple[Scheduler, KVCacheManager]:
     kv = KVCacheManager(num_blocks, BLOCK_SIZE, enable_prefix_caching=caching)
     config = make_config(max_num_seqs=max_num_seqs, max_num_batched_tokens=32)
@@ -64,9 +47,9 @@ def plan_load(scheduler: Scheduler) -> StepPlan:
     return plan
 
 
-def preempted_at_twelve(caching: bool = False) -> tuple[Scheduler, KVCacheManager, Claims]:
+def preempted_at_twelve(caching: bool = False) -> tuple[Scheduler, KVCacheManager, ScriptedTier]:
     """A prompt of 8 with four outputs has lost its blocks, and the tier claims all of it."""
-    tier = Claims(0)
+    tier = ScriptedTier(0)
     scheduler, kv = make_loading(tier, caching=caching)
     scheduler.add(make_request("a", 8, 20))
     for _ in range(4):
@@ -106,8 +89,8 @@ def test_what_a_load_leaves_missing_is_one_chunk_to_the_target(num_tokens: int) 
 
 def test_loaded_blocks_are_published_when_the_load_has_ended_and_not_before() -> None:
     scheduler, kv, tier = preempted_at_twelve(caching=True)
-    # What is still cached here is not loaded.
-    (load,) = plan_load(scheduler).kv_loads if kv.clear_index() else ()
+    kv.clear_index()
+    (load,) = plan_load(scheduler).kv_loads
     assert kv.num_cached_blocks == 0
     tier.num_blocks = 0
     scheduler.finish_load(load.transfer_id, 9)
@@ -117,7 +100,7 @@ def test_loaded_blocks_are_published_when_the_load_has_ended_and_not_before() ->
 
 
 def test_only_what_is_not_cached_here_is_loaded() -> None:
-    scheduler, kv, tier = preempted_at_twelve(caching=True)
+    scheduler, kv, _ = preempted_at_twelve(caching=True)
     assert kv.num_cached_blocks == 2
     (load,) = plan_load(scheduler).kv_loads
     assert (load.start, load.stop, len(load.block_ids)) == (8, 12, 1)
@@ -237,7 +220,7 @@ def test_a_load_that_brought_too_little_is_not_asked_for_again() -> None:
 
 
 def test_a_request_that_needs_prompt_columns_or_shares_nothing_does_not_load() -> None:
-    scheduler, _ = make_loading(Claims())
+    scheduler, _ = make_loading(ScriptedTier())
     scheduler.add(
         Request(
             request_id="columns",
@@ -261,7 +244,7 @@ def test_a_request_that_needs_prompt_columns_or_shares_nothing_does_not_load() -
 @pytest.mark.parametrize("max_num_seqs", [1, 2])
 def test_whoever_is_behind_a_parked_request_is_not_held_up(max_num_seqs: int) -> None:
     """#35: parked for ever at the head; more of its kind than may load; the rest get done."""
-    tier = Claims()
+    tier = ScriptedTier()
     scheduler, kv = make_loading(tier, num_blocks=40, max_num_seqs=max_num_seqs)
     for name in ("p", "q", "r"):
         scheduler.add(make_request(name, 8, 3))
@@ -289,7 +272,7 @@ def test_whoever_is_behind_a_parked_request_is_not_held_up(max_num_seqs: int) ->
 
 def test_a_running_sequence_that_lacks_the_blocks_of_a_load_waits_for_its_end() -> None:
     """The pool is full of a load: nobody spins, and both get done afterwards."""
-    tier = Claims(0)
+    tier = ScriptedTier(0)
     scheduler, kv = make_loading(tier, num_blocks=5, caching=False)
     scheduler.add(make_request("old", 7, 9))
     step(scheduler)
@@ -323,7 +306,7 @@ PAUSES: dict[str, Callable[[Scheduler], object]] = {
 @pytest.mark.parametrize("mode", PAUSES)
 def test_a_load_may_end_while_planning_is_paused(mode: str) -> None:
     """wait: a request that loads has begun, so it is run to its end."""
-    scheduler, kv = make_loading(Claims())
+    scheduler, kv = make_loading(ScriptedTier())
     scheduler.add(make_request("a", 8, 2))
     (load,) = plan_load(scheduler).kv_loads
     PAUSES[mode](scheduler)
@@ -336,81 +319,3 @@ def test_a_load_may_end_while_planning_is_paused(mode: str) -> None:
     step(scheduler)
     step(scheduler)
     assert not scheduler.has_unfinished and kv.num_free_blocks == 16
-
-
-def test_blocks_are_stored_when_their_sequence_gives_up_its_row_and_each_only_once() -> None:
-    tier = Claims(0)
-    tier.wanted = range(99)
-    scheduler, kv = make_loading(tier, caching=False)
-    scheduler.add(make_request("a", 8, 8))
-    step(scheduler)
-    block_ids = tuple(scheduler.sequences[0].table.block_ids)
-    scheduler.preempt_one()
-    plan = step(scheduler)
-    (store,) = plan.kv_stores
-    assert (store.start, store.stop, store.block_ids) == (0, 8, block_ids[:2])
-    assert len(store.keys) == 2 and not tier.stored_keys
-    # The same blocks again, and one more: the first two are under way.
-    for _ in range(3):
-        step(scheduler)
-    scheduler.preempt_one()
-    (second,) = step(scheduler).kv_stores
-    assert (second.start, second.stop) == (8, 12)
-    for transfer_id, num_tokens, num_stored in (
-        (store.transfer_id, 7, 1),
-        (second.transfer_id, 4, 2),
-    ):
-        with pytest.raises(ValueError, match="must be between"):
-            scheduler.finish_store(transfer_id, 9)
-        scheduler.finish_store(transfer_id, num_tokens)
-        assert len(tier.stored_keys) == num_stored
-        with pytest.raises(TransferError):
-            scheduler.finish_store(transfer_id, num_tokens)
-    assert tier.stored_keys == [store.keys[0], second.keys[0]]
-    # The end of the last one leaves a plan of stores alone: what the tier says it wants now.
-    tier.wanted = {0, 2}
-    while scheduler.has_unfinished:
-        step(scheduler)
-    plan = scheduler.plan()
-    assert plan is not None and not plan.decode_rows and not plan.prefill_chunks
-    assert [(s.start, s.stop) for s in plan.kv_stores] == [(0, 4), (8, 12)]
-    scheduler.apply(make_result(plan))
-    assert scheduler.plan() is None and kv.num_free_blocks == 16
-
-
-def test_a_store_of_an_older_epoch_is_neither_planned_nor_offered() -> None:
-    tier = Claims(0)
-    tier.wanted = range(99)
-    scheduler, _ = make_loading(tier)
-    for is_planned, policy in product((True, False), ("recompute", None)):
-        scheduler.add(make_request("a", 8, 3))
-        step(scheduler)
-        scheduler.abort("a")
-        stores = step(scheduler).kv_stores if is_planned else ()
-        if policy is None:
-            scheduler.bump_kv_epoch()
-        else:
-            scheduler.set_weight_version(1, policy="recompute")
-        for store in stores:
-            scheduler.finish_store(store.transfer_id, 8)
-        assert scheduler.plan() is None
-        assert tier.stored_keys == []
-    # Content that was computed in the new epoch is stored under the very same keys.
-    scheduler.add(make_request("a", 8, 3))
-    step(scheduler)
-    scheduler.abort("a")
-    (store,) = step(scheduler).kv_stores
-    scheduler.finish_store(store.transfer_id, 8)
-    assert tuple(tier.stored_keys) == store.keys
-
-
-def test_a_resize_forgets_what_no_plan_has_stored_yet() -> None:
-    tier = Claims(0)
-    tier.wanted = range(99)
-    scheduler, _ = make_loading(tier)
-    scheduler.add(make_request("a", 8, 3))
-    step(scheduler)
-    scheduler.resize_pool(8)
-    assert not step(scheduler).kv_stores
-    scheduler.preempt_one()
-    assert len(step(scheduler).kv_stores[0].keys) == 2

@@ -1,16 +1,13 @@
 """KV that comes back from a slower tier: whatever arrives, whenever, the answer is the same."""
 
-import itertools
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import product
 
 import pytest
 
-from syncline.scheduler_core import (
-    FinishReason,
-    Request,
-    Scheduler,
-)
+from syncline.kv_cache import KVCacheManager
+from syncline.scheduler_core import FinishReason, Request, Scheduler, TransferError
 from syncline.scheduler_core.oracle import (
     HashModel,
     OracleTier,
@@ -22,7 +19,13 @@ from syncline.scheduler_core.oracle import (
     reference_output,
     run,
 )
-from syncline.scheduler_core.testing import make_config, make_request
+from syncline.scheduler_core.testing import (
+    ScriptedTier,
+    make_config,
+    make_request,
+    make_result,
+    step,
+)
 
 MAX_MODEL_LEN = 48
 SHARED = [3, 1, 4, 1, 5, 9, 2, 6]
@@ -103,7 +106,7 @@ def test_a_tier_changes_no_answer_and_saves_recomputation(caching: bool, depth: 
 @pytest.mark.parametrize("depth", [1, 2])
 def test_loads_and_stores_of_any_length_and_lateness(depth: int) -> None:
     """Every number of tokens that a load may bring, in turn, and tiers that forget."""
-    for turn, max_blocks in itertools.product(range(7), (None, 2)):
+    for turn, max_blocks in product(range(7), (None, 2)):
 
         def ends(tick: int, transfer: Transfer, turn: int = turn) -> tuple[int, int]:
             num_tokens = transfer.stop - transfer.start
@@ -111,3 +114,83 @@ def test_loads_and_stores_of_any_length_and_lateness(depth: int) -> None:
 
         scenario = make_scenario(7, depth, tier=OracleTier(max_blocks), ends=ends)
         assert_true(run(scenario, observe=check_rarely))
+
+
+def make_storing() -> tuple[Scheduler, ScriptedTier]:
+    """A tier that wants every block and has none."""
+    tier = ScriptedTier(0)
+    tier.wanted = range(99)
+    kv = KVCacheManager(16, 4, enable_prefix_caching=False)
+    return Scheduler(make_config(), kv, offload=tier), tier
+
+
+def test_blocks_are_stored_when_their_sequence_gives_up_its_row_and_each_only_once() -> None:
+    scheduler, tier = make_storing()
+    scheduler.add(make_request("a", 8, 8))
+    step(scheduler)
+    block_ids = tuple(scheduler.sequences[0].table.block_ids)
+    scheduler.preempt_one()
+    plan = step(scheduler)
+    (store,) = plan.kv_stores
+    assert (store.start, store.stop, store.block_ids) == (0, 8, block_ids[:2])
+    assert len(store.keys) == 2 and not tier.stored_keys
+    # The same blocks again, and one more: the first two are under way.
+    for _ in range(3):
+        step(scheduler)
+    scheduler.preempt_one()
+    (second,) = step(scheduler).kv_stores
+    assert (second.start, second.stop) == (8, 12)
+    for transfer_id, num_tokens, num_stored in (
+        (store.transfer_id, 7, 1),
+        (second.transfer_id, 4, 2),
+    ):
+        with pytest.raises(ValueError, match="must be between"):
+            scheduler.finish_store(transfer_id, 9)
+        scheduler.finish_store(transfer_id, num_tokens)
+        assert len(tier.stored_keys) == num_stored
+        with pytest.raises(TransferError):
+            scheduler.finish_store(transfer_id, num_tokens)
+    assert tier.stored_keys == [store.keys[0], second.keys[0]]
+    # The end of the last one leaves a plan of stores alone: what the tier says it wants now.
+    tier.wanted = {0, 2}
+    while scheduler.has_unfinished:
+        step(scheduler)
+    last = scheduler.plan()
+    assert last is not None and not last.decode_rows and not last.prefill_chunks
+    assert [(s.start, s.stop) for s in last.kv_stores] == [(0, 4), (8, 12)]
+    scheduler.apply(make_result(last))
+    assert scheduler.plan() is None
+
+
+def test_a_store_of_an_older_epoch_is_neither_planned_nor_offered() -> None:
+    scheduler, tier = make_storing()
+    for is_planned, policy in product((True, False), ("recompute", None)):
+        scheduler.add(make_request("a", 8, 3))
+        step(scheduler)
+        scheduler.abort("a")
+        stores = step(scheduler).kv_stores if is_planned else ()
+        if policy is None:
+            scheduler.bump_kv_epoch()
+        else:
+            scheduler.set_weight_version(1, policy="recompute")
+        for store in stores:
+            scheduler.finish_store(store.transfer_id, 8)
+        assert scheduler.plan() is None
+        assert tier.stored_keys == []
+    # Content that was computed in the new epoch is stored under the very same keys.
+    scheduler.add(make_request("a", 8, 3))
+    step(scheduler)
+    scheduler.abort("a")
+    (store,) = step(scheduler).kv_stores
+    scheduler.finish_store(store.transfer_id, 8)
+    assert tuple(tier.stored_keys) == store.keys
+
+
+def test_a_resize_forgets_what_no_plan_has_stored_yet() -> None:
+    scheduler, _ = make_storing()
+    scheduler.add(make_request("a", 8, 3))
+    step(scheduler)
+    scheduler.resize_pool(8)
+    assert not step(scheduler).kv_stores
+    scheduler.preempt_one()
+    assert len(step(scheduler).kv_stores[0].keys) == 2

@@ -1,9 +1,9 @@
 """Builders and stand-ins for tests of this package and of those above it; not for production."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container, Iterable
 from collections.abc import Sequence as SequenceABC
 
-from syncline.kv_cache import KVCacheManager
+from syncline.kv_cache import KVCacheManager, StableKey
 from syncline.scheduler_core.config import SchedulerConfig
 from syncline.scheduler_core.plan import StepPlan, StepResult
 from syncline.scheduler_core.request import Request, StopMatch, StopMatcher, StopRules
@@ -137,3 +137,31 @@ def describe(scheduler: Scheduler) -> tuple[object, ...]:
             for sequence in scheduler.sequences
         ),
     )
+
+
+class ScriptedTier:
+    """An `OffloadConnector` that says what it was told to say.
+
+    num_blocks   how many blocks it claims to hold of any sequence
+    wanted       indices of the blocks that it wants stored of any sequence
+    """
+
+    __slots__ = ("num_blocks", "num_cleared", "stored_keys", "wanted")
+
+    def __init__(self, num_blocks: int = 99) -> None:
+        self.num_blocks = num_blocks
+        self.wanted: Container[int] = ()
+        self.num_cleared = 0
+        self.stored_keys: list[StableKey] = []
+
+    def num_held_blocks(self, keys: SequenceABC[StableKey]) -> int:
+        return self.num_blocks
+
+    def missing(self, keys: SequenceABC[StableKey]) -> SequenceABC[int]:
+        return [i for i in range(len(keys)) if i in self.wanted]
+
+    def stored(self, keys: SequenceABC[StableKey]) -> None:
+        self.stored_keys += keys
+
+    def clear(self) -> None:
+        self.num_cleared += 1
