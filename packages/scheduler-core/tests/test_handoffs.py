@@ -6,15 +6,20 @@ import pytest
 
 from syncline.kv_cache import KVCacheManager
 from syncline.scheduler_core import (
+    FinishLoad,
     FinishReason,
+    FinishSend,
     Handoff,
     IdleCause,
+    Record,
+    RecordingScheduler,
     RemotePrefill,
     Request,
     Scheduler,
     TransferError,
     TransferId,
     TransfersInFlightError,
+    replay,
 )
 from syncline.scheduler_core.oracle import (
     HashModel,
@@ -141,9 +146,9 @@ def test_one_engine_computes_the_prompt_and_another_goes_on(num_prompt: int, dep
         first_token_id=handoff.first_token_id,
         first_logprob=handoff.first_logprob,
         weight_version=handoff.weight_version,
-        transfer=[
+        transfer=tuple(
             runner.kv.read(handoff.block_ids[p // 4], p % 4).context for p in range(num_prompt)
-        ],
+        ),
     )
     scheduler.finish_send(handoff.transfer_id)
     scenario = Scenario(
@@ -158,3 +163,25 @@ def test_one_engine_computes_the_prompt_and_another_goes_on(num_prompt: int, dep
     assert tuple(sequence.logprobs) == expected.logprobs
     assert sequence.finish_reason is FinishReason.LENGTH
     assert outcome.stats.num_prefill_tokens == 0
+
+
+def test_remote_loads_and_sends_are_replayed_with_the_plans_they_lead_to() -> None:
+    records: list[Record] = []
+    config = make_config()
+    scheduler = RecordingScheduler(config, KVCacheManager(6, 4), on_record=records.append)
+    prefill = RemotePrefill(first_token_id=5, first_logprob=-0.5, transfer=("host", 7))
+    scheduler.add(handing(replace(make_request("a", 9, 3), remote_prefill=prefill)))
+    scheduler.add(make_request("b", 11, 9))
+    digests: list[str] = []
+    while scheduler.has_unfinished:
+        plan = step(scheduler)
+        digests.append(plan.digest())
+        for load in plan.kv_loads:
+            assert load.remote == ("host", 7)
+            scheduler.finish_load(load.transfer_id, 9)
+        for handoff in scheduler.take_handoffs():
+            scheduler.finish_send(handoff.transfer_id)
+    assert {FinishLoad, FinishSend} <= {type(record) for record in records}
+    replica = Scheduler(config, KVCacheManager(6, 4))
+    assert [plan.digest() for plan in replay(replica, records)] == digests
+    assert replica.metrics() == scheduler.metrics()

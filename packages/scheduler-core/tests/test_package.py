@@ -16,6 +16,7 @@ AGREED = [
     "ColumnSpan",
     "FinishLoad",
     "FinishReason",
+    "FinishSend",
     "FinishStore",
     "FlushPrefixCache",
     "FlushReport",

@@ -186,7 +186,7 @@ def test_a_replica_makes_the_same_plans_and_ends_the_same_sequences(
     assert summaries[0] == summaries[1]
 
 
-READERS = {"metrics", "take_finished", "check_integrity"}
+READERS = {"metrics", "take_finished", "take_handoffs", "check_integrity"}
 
 
 def test_every_method_of_a_scheduler_is_a_recorded_input_or_reads_only() -> None:

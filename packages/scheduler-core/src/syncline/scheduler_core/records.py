@@ -93,6 +93,15 @@ class FinishStore:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class FinishSend:
+    transfer_id: TransferId
+
+    def feed(self, scheduler: Scheduler) -> StepPlan | None:
+        scheduler.finish_send(self.transfer_id)
+        return None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AbortRequest:
     request_id: str
     now_s: float | None
@@ -236,6 +245,10 @@ class RecordingScheduler(Scheduler):
     def finish_store(self, transfer_id: TransferId, num_tokens: int) -> None:
         super().finish_store(transfer_id, num_tokens)
         self._on_record(FinishStore(transfer_id=transfer_id, num_tokens=num_tokens))
+
+    def finish_send(self, transfer_id: TransferId) -> None:
+        super().finish_send(transfer_id)
+        self._on_record(FinishSend(transfer_id=transfer_id))
 
     def abort(self, request_id: str, *, now_s: float | None = None) -> int:
         num_aborted = super().abort(request_id, now_s=now_s)

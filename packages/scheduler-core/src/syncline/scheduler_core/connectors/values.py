@@ -61,7 +61,8 @@ class RemotePrefill:
 
     num_draft_tokens   drafts that came with the token, for its first decode step
     weight_version     of the weights that did both; KV of any other version is not loaded
-    transfer           whatever the transport needs to find the KV; passed on in `KVLoad.remote`
+    transfer           whatever the transport needs to find the KV, passed on in `KVLoad.remote`; of
+                       kinds that a plan's digest knows (numbers, strings, bytes, tuples, mappings)
     """
 
     first_token_id: int

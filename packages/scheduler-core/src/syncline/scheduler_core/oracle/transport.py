@@ -84,13 +84,13 @@ def prefill_remotely(
         first_logprob=logprob,
         num_draft_tokens=num_draft_tokens,
         weight_version=weight_version,
-        transfer=contexts,
+        transfer=tuple(contexts),
     )
 
 
 def _fill_from_remote(load: KVLoad, num_tokens: int, kv: OracleKV, kv_epoch: int) -> None:
     """Write the load's first tokens from what `prefill_remotely` put into its transfer."""
-    contexts = cast(list[int], load.remote)  # Opaque to everybody in between.
+    contexts = cast(tuple[int, ...], load.remote)  # Opaque to everybody in between.
     for i in range(num_tokens):
         position = load.start + i
         kv.write(
