@@ -14,7 +14,14 @@ import pytest
 from syncline.scheduler_core import FinishReason, PrefillChunk, StepPlan
 from syncline.scheduler_core.digest import digest, encode
 
-SIMPLE: dict[type, Any] = {int: 3, str: "a", bool: False, float: 0.5, bytes: b"x"}  # Any: samples
+SIMPLE: dict[type, Any] = {
+    int: 3,
+    str: "a",
+    bool: False,
+    float: 0.5,
+    bytes: b"x",
+    object: "b",
+}  # Any: samples
 
 
 def sample_of(kind: Any) -> Any:  # Any: a type as `typing` describes it

@@ -97,7 +97,7 @@ def check_rarely(scheduler: Scheduler) -> None:
 @pytest.mark.parametrize("num_drafts", [0, 2])
 def test_every_outcome_of_a_remote_load_gives_the_same_output(depth: int, num_drafts: int) -> None:
     """D66: failed, partial and whole loads, of prompts around the block boundaries."""
-    for num_prompt in (1, 3, 4, 5, 8):
+    for num_prompt in (1, 4, 5):
         request = remote(make_request("a", num_prompt, 7), num_drafts)
         for num_loaded in range(num_prompt + 1):
 
@@ -117,7 +117,7 @@ def test_every_outcome_of_a_remote_load_gives_the_same_output(depth: int, num_dr
 @pytest.mark.parametrize("depth", [1, 2, 3])
 def test_a_preemption_at_every_tick_keeps_the_remote_token_exactly_once(depth: int) -> None:
     """#30 #75 D22: also before the first verification has returned; no draft is ever stripped."""
-    for num_blocks in (24, 7):
+    for num_blocks in (24, 7) if depth == 2 else (7,):
         scenario = replace(make_scenario(REQUESTS, num_blocks, depth), num_draft_tokens=3)
         num_ticks = run(scenario).num_ticks
         for tick in range(num_ticks):
