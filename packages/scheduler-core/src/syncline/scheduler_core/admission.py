@@ -13,7 +13,7 @@ from syncline.scheduler_core.policies import PartialTurn
 from syncline.scheduler_core.preemption import headroom_blocks
 from syncline.scheduler_core.sequence import Sequence
 from syncline.scheduler_core.siblings import PromptSettled, RequestGroup
-from syncline.scheduler_core.transfers import LoadingAllowed, Source
+from syncline.scheduler_core.transfers import Source, Source
 from syncline.scheduler_core.types import AdmissionPolicy, IdleCause, SequenceId
 
 _NO_MATCH = PrefixMatch()
@@ -143,7 +143,8 @@ class Admission:
         if would_load:
             if self._life.transfers.may_load:
                 return None
-            return Parking(cause=IdleCause.WAITING_FOR_TRANSFER, event=LoadingAllowed())
+            event = self._life.transfers.queue(sequence)
+            return Parking(cause=IdleCause.WAITING_FOR_TRANSFER, event=event)
         if _is_too_long(sequence, match.num_tokens, max_num_new):
             return self._until_turn(sequence)
         return None

@@ -16,7 +16,6 @@ from syncline.scheduler_core.plan import PrefillChunk, RowJoin, StepPlan
 from syncline.scheduler_core.policies import PrefillPolicy
 from syncline.scheduler_core.sequence import Sequence, order_of
 from syncline.scheduler_core.speculation import DraftCounts
-from syncline.scheduler_core.transfers import LoadingAllowed
 from syncline.scheduler_core.types import IdleCause, RowId, SequenceId
 
 
@@ -160,7 +159,7 @@ class Planner:
         lacking, the one missing position is planned as a chunk instead.
         """
         life = self._life
-        first_drafts: dict[SequenceId, int] = {}
+        first_drafts: dict[SequenceId, int] = {}  # In nearly every plan it stays empty.
         for sequence in life.transfers.first_decodes():
             remote = sequence.request.remote_prefill
             assert remote is not None
@@ -235,8 +234,8 @@ class Planner:
             life.wake(KeySettled(key))
         for turn in self._prefills.take_turns(draft.num_partial, life.parked):
             life.wake(turn)
-        if life.transfers.take_allowed():
-            life.wake(LoadingAllowed())
+        for event in life.transfers.take_allowed(life.parked):
+            life.wake(event)
 
     def _admit_waiting(self, draft: _Draft, *, only_started: bool) -> IdleCause | None:
         """Admit in order; returns why the first one that was not admitted has to wait."""
@@ -246,6 +245,7 @@ class Planner:
             return IdleCause.WAITING_FOR_BLOCKS
         passed_over: list[Sequence] = []
         first_cause: IdleCause | None = None
+        cause: IdleCause | None = None
         while (sequence := life.waiting.pop_first()) is not None:
             cause = self._admit(sequence, draft, only_started=only_started)
             if cause is None:
@@ -257,7 +257,7 @@ class Planner:
             if cause is not IdleCause.PAUSED:
                 break
         life.waiting.put_back(passed_over)
-        if first_cause is IdleCause.WAITING_FOR_BLOCKS:
+        if cause is IdleCause.WAITING_FOR_BLOCKS:
             self._admit_loaded(draft)
         return first_cause
 

@@ -15,6 +15,7 @@ lease); content that comes after the KV epoch has risen counts as failed.
 
 from collections.abc import Hashable, Iterator
 from dataclasses import dataclass
+from heapq import heappop, heappush
 from itertools import count
 
 from syncline.kv_cache import KVCacheManager, Lease, StableKey
@@ -23,6 +24,7 @@ from syncline.scheduler_core.connectors.values import KVLoad, KVStore, TransferI
 from syncline.scheduler_core.errors import TransferError, TransfersInFlightError
 from syncline.scheduler_core.handoffs import Handoffs
 from syncline.scheduler_core.offloading import Offloader, require_within
+from syncline.scheduler_core.parking import ParkingLot
 from syncline.scheduler_core.sequence import Sequence, order_of
 from syncline.scheduler_core.types import Counters, SequenceId
 
@@ -36,7 +38,9 @@ class LoadEnded:
 
 @dataclass(frozen=True, slots=True)
 class LoadingAllowed:
-    """An event: one sequence fewer than `max_loading` loads or has loaded."""
+    """An event: fewer than `max_loading` sequences load or have loaded, and this one is next."""
+
+    seq_id: SequenceId
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +72,8 @@ class Transfers:
         "_failed",
         "_first_decodes",
         "_ids",
-        "_is_allowed_again",
         "_kv",
+        "_line",
         "_loaded",
         "_loading",
         "_loads",
@@ -101,7 +105,7 @@ class Transfers:
         self._first_decodes: dict[SequenceId, Sequence] = {}  # Loaded whole from a remote.
         self.handoffs = Handoffs(kv, self._ids)
         self._outbox: list[KVLoad] = []
-        self._is_allowed_again = False
+        self._line: list[tuple[tuple[int, int], Sequence]] = []  # A heap; may hold ended ones.
 
     @property
     def num_in_flight(self) -> int:
@@ -129,7 +133,8 @@ class Transfers:
         if num_local_tokens >= sequence.target_len - 1:
             return None  # The one token that is missing is computed in any case.
         remote = sequence.request.remote_prefill
-        if remote is not None and self._remotes.get(sequence.seq_id) == self._kv.kv_epoch:
+        is_valid = self._remotes.get(sequence.seq_id) == self._kv.kv_epoch
+        if remote is not None and is_valid and num_local_tokens < sequence.num_prompt_tokens:
             return Source(sequence.num_prompt_tokens, remote=remote.transfer)
         if self._offloader is None or sequence.seq_id in self._failed:
             return None
@@ -198,7 +203,6 @@ class Transfers:
             return 0
         _, num_loaded = self._loaded.pop(sequence.seq_id)
         self._first_decodes.pop(sequence.seq_id, None)
-        self._is_allowed_again = True
         return num_loaded
 
     def loaded(self) -> list[Sequence]:
@@ -237,14 +241,25 @@ class Transfers:
 
     def take_loads(self) -> tuple[KVLoad, ...]:
         """What the plan being made has to load."""
+        if not self._outbox:
+            return ()
         loads = tuple(self._outbox)
         self._outbox.clear()
         return loads
 
-    def take_allowed(self) -> bool:
-        """Whether another sequence may load, for the first time since the last call."""
-        is_allowed, self._is_allowed_again = self._is_allowed_again, False
-        return is_allowed
+    def queue(self, sequence: Sequence) -> LoadingAllowed:
+        """It would load, but may not yet; returns the event to park it on."""
+        heappush(self._line, (sequence.order_key, sequence))
+        return LoadingAllowed(sequence.seq_id)
+
+    def take_allowed(self, parked: ParkingLot) -> list[LoadingAllowed]:
+        """Who may load now, the first in order first: no more than there is room for."""
+        events: list[LoadingAllowed] = []
+        while self._line and self.num_holding + len(events) < self._max_loading:
+            _, sequence = heappop(self._line)
+            if sequence in parked:
+                events.append(LoadingAllowed(sequence.seq_id))
+        return events
 
     def collect(self, sequence: Sequence) -> None:
         """The sequence is about to lose its row and its blocks: what is computed may be stored."""
@@ -275,7 +290,7 @@ class Transfers:
         if isinstance(event, LoadEnded):
             return event.transfer_id in self._loads
         if isinstance(event, LoadingAllowed):
-            return not self.may_load or self._is_allowed_again
+            return any(sequence.seq_id == event.seq_id for _, sequence in self._line)
         return True
 
     def contradictions(self) -> Iterator[str]:
@@ -294,4 +309,3 @@ class Transfers:
     def _drop(self, sequence: Sequence) -> None:
         self._kv.release(sequence.table)
         sequence.hold(0)
-        self._is_allowed_again = True

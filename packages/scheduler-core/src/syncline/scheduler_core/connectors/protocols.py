@@ -14,7 +14,8 @@ from syncline.kv_cache import StableKey
 class OffloadConnector(Protocol):
     """Knows which blocks a slower tier holds. Called by the scheduler, on its thread, never late.
 
-    It may forget a block at any time: a load of it then brings fewer tokens, or none.
+    It may forget a block at any time: a load of it then brings fewer tokens, or none. Plans depend
+    on its answers: replicas of a scheduler need connectors that give the same ones.
     """
 
     def num_held_blocks(self, keys: SequenceABC[StableKey]) -> int:

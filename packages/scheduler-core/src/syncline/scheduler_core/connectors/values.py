@@ -59,6 +59,9 @@ class KVLoad:
 class RemotePrefill:
     """Another engine has computed the prompt and sampled the first token.
 
+    That engine's blocks are read by one `KVLoad` at most. If its sequence ends and no plan had such
+    a load (the token ended it, the prompt was cached here, the weights changed), none ever will.
+
     num_draft_tokens   drafts that came with the token, for its first decode step
     weight_version     of the weights that did both; KV of any other version is not loaded
     transfer           whatever the transport needs to find the KV, passed on in `KVLoad.remote`; of
