@@ -1,6 +1,7 @@
 """Parked while KV is loaded: every outcome, every disturbance, and nobody behind is held up."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
@@ -319,3 +320,50 @@ def test_a_load_may_end_while_planning_is_paused(mode: str) -> None:
     step(scheduler)
     step(scheduler)
     assert not scheduler.has_unfinished and kv.num_free_blocks == 16
+
+
+def test_a_sequence_that_has_loaded_is_admitted_whatever_stands_in_front_of_it() -> None:
+    """One that may not begin now, then one that lacks the very blocks that it owns."""
+    tier = ScriptedTier(0)
+    kv = KVCacheManager(5, BLOCK_SIZE, enable_prefix_caching=False)
+    config = replace(make_config(), scheduling_policy="priority")
+    scheduler = Scheduler(config, kv, offload=tier)
+    scheduler.add(replace(make_request("old", 7, 9), priority=1))
+    step(scheduler)
+    tier.num_blocks = 99
+    scheduler.add(replace(make_request("p", 12, 2), priority=2))
+    (load,) = step(scheduler).kv_loads
+    assert scheduler.plan() is None and scheduler.num_running == 0
+    tier.num_blocks = 0
+    scheduler.finish_load(load.transfer_id, 12)
+    scheduler.pause("wait")
+    scheduler.add(make_request("new", 3, 2))
+    plan = step(scheduler)
+    assert [join.request_id for join in plan.joined] == ["p"]
+    while scheduler.num_waiting > 1 or scheduler.num_running:
+        step(scheduler)
+        scheduler.check_integrity()
+    assert [s.request_id for s in scheduler.take_finished()] == ["p", "old"]
+    assert scheduler.plan() is None and scheduler.idle_cause is IdleCause.PAUSED
+
+
+def test_no_more_sequences_are_looked_at_than_may_load() -> None:
+    """Thousands may want to: each is let in when it is its turn, and not asked before."""
+    tier = ScriptedTier()
+    scheduler, _ = make_loading(tier, num_blocks=200, max_num_seqs=2, caching=False)
+    for i in range(40):
+        scheduler.add(make_request(f"r{i}", 8, 1))
+    loads = list(step(scheduler).kv_loads)
+    assert (len(loads), scheduler.num_parked) == (2, 40)
+    order: list[str] = []
+    while loads:
+        load = loads.pop(0)
+        order.append(load.request_id)
+        scheduler.finish_load(load.transfer_id, 8)
+        num_asked = tier.num_asked
+        loads += step(scheduler).kv_loads
+        assert tier.num_asked - num_asked <= 2
+        scheduler.check_integrity()
+    while scheduler.has_unfinished:
+        step(scheduler)
+    assert order == [f"r{i}" for i in range(40)]

@@ -296,3 +296,24 @@ def test_a_remote_prefill_that_cannot_be_is_refused(
 ) -> None:
     with pytest.raises(ValueError, match=text):
         RemotePrefill(first_token_id=token_id, first_logprob=logprob, num_draft_tokens=num_drafts)
+
+
+def test_what_is_cached_beyond_a_remote_prompt_needs_no_load() -> None:
+    """Neither at first, nor after a preemption."""
+    scheduler = make_scheduler(config=make_config(max_num_seqs=1))
+    request = make_request("p", 6, 9)
+    scheduler.add(replace(request, request_id="same"))
+    step(scheduler, 5)
+    scheduler.abort("same")
+    scheduler.add(make_request("q", [*request.prompt_token_ids, 5, 6, 7, 8, 9, 10], 1))
+    step(scheduler)
+    scheduler.add(given(make_request("p", [*request.prompt_token_ids, 5], 9), 6))
+    # Both full blocks are cached: the second one holds the remote's token as well.
+    plan = step(scheduler)
+    assert not plan.kv_loads and plan.joined[0].num_computed_tokens == 7
+    for _ in range(5):
+        step(scheduler)
+    scheduler.preempt_one()
+    plan = step(scheduler)
+    assert not plan.kv_loads and plan.joined[0].num_computed_tokens == 12
+    scheduler.check_integrity()

@@ -100,6 +100,7 @@ class TransferMachine(RuleBasedStateMachine):
         max_tokens=st.integers(1, 8),
         remote_drafts=st.sampled_from([None, None, 0, 2]),
         remote_lag=st.sampled_from([0, 0, 0, 1]),
+        num_samples=st.sampled_from([1, 1, 2, 3]),
         hands_off=st.booleans(),
     )
     def add(
@@ -108,12 +109,14 @@ class TransferMachine(RuleBasedStateMachine):
         max_tokens: int,
         remote_drafts: int | None,
         remote_lag: int,
+        num_samples: int,
         hands_off: bool,
     ) -> None:
         request = Request(
             request_id=f"r{self.num_added}",
             prompt_token_ids=tuple(prompt),
             stop=StopRules(max_tokens=max_tokens, stop_token_ids=frozenset({3})),
+            num_samples=num_samples if remote_drafts is None else 1,
             hands_off_kv=hands_off,
         )
         if remote_drafts is not None:

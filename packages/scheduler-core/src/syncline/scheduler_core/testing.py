@@ -146,15 +146,17 @@ class ScriptedTier:
     wanted       indices of the blocks that it wants stored of any sequence
     """
 
-    __slots__ = ("num_blocks", "num_cleared", "stored_keys", "wanted")
+    __slots__ = ("num_asked", "num_blocks", "num_cleared", "stored_keys", "wanted")
 
     def __init__(self, num_blocks: int = 99) -> None:
         self.num_blocks = num_blocks
         self.wanted: Container[int] = ()
+        self.num_asked = 0
         self.num_cleared = 0
         self.stored_keys: list[StableKey] = []
 
     def num_held_blocks(self, keys: SequenceABC[StableKey]) -> int:
+        self.num_asked += 1
         return self.num_blocks
 
     def missing(self, keys: SequenceABC[StableKey]) -> SequenceABC[int]:
