@@ -17,6 +17,7 @@ GAUGES = {
     "scheduler_waiting_sequences",
     "scheduler_parked_sequences",
     "scheduler_steps_in_flight",
+    "scheduler_transfers",
     "scheduler_weight_version",
     "scheduler_paused",
     "scheduler_idle_cause",

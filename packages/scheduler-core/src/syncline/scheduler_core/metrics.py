@@ -20,6 +20,7 @@ class SchedulerMetrics:
     num_running     sequences that hold a state row
     num_waiting     unfinished sequences without a state row, parked ones included
     num_parked      of those, the ones that no plan considers before an event has come
+    num_transfers   loads and handoffs that own blocks until they are reported
     kv              blocks: a cached one counts as free too unless somebody holds it
     idle_cause      why the latest `plan` returned None; None if it returned a plan
     waiting_cause   why the latest plan left sequences waiting; None if it left none
@@ -30,6 +31,7 @@ class SchedulerMetrics:
     num_running: int
     num_waiting: int
     num_parked: int
+    num_transfers: int
     num_steps_in_flight: int
     kv_epoch: int
     weight_version: int
@@ -65,6 +67,7 @@ class SchedulerMetrics:
             "scheduler_running_sequences": self.num_running,
             "scheduler_waiting_sequences": self.num_waiting,
             "scheduler_parked_sequences": self.num_parked,
+            "scheduler_transfers": self.num_transfers,
             "scheduler_steps_in_flight": self.num_steps_in_flight,
             "scheduler_weight_version": self.weight_version,
             "scheduler_paused": int(self.is_paused),

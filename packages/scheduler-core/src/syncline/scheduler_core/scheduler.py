@@ -133,6 +133,7 @@ class Scheduler:
             num_running=self.num_running,
             num_waiting=self.num_waiting,
             num_parked=self.num_parked,
+            num_transfers=self.num_transfers,
             num_steps_in_flight=self.steps_in_flight,
             kv_epoch=self._kv.kv_epoch,
             weight_version=self.weight_version,
