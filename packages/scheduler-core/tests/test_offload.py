@@ -7,7 +7,7 @@ from itertools import product
 import pytest
 
 from syncline.kv_cache import KVCacheManager
-from syncline.scheduler_core import FinishReason, Request, Scheduler, TransferError
+from syncline.scheduler_core import FinishReason, PauseMode, Request, Scheduler, TransferError
 from syncline.scheduler_core.oracle import (
     HashModel,
     OracleTier,
@@ -16,9 +16,11 @@ from syncline.scheduler_core.oracle import (
     Transfer,
     apply_at_once,
     apply_when_full,
+    prefill_remotely,
     reference_output,
     run,
 )
+from syncline.scheduler_core.oracle.drive import Control
 from syncline.scheduler_core.testing import (
     ScriptedTier,
     make_config,
@@ -114,6 +116,52 @@ def test_loads_and_stores_of_any_length_and_lateness(depth: int) -> None:
 
         scenario = make_scenario(7, depth, tier=OracleTier(max_blocks), ends=ends)
         assert_true(run(scenario, observe=check_rarely))
+
+
+def pause_for_two_ticks(mode: PauseMode) -> dict[int, Control]:
+    return {0: lambda s, r: s.pause(mode), 2: lambda s, r: s.resume()}
+
+
+DISTURBANCES: dict[str, dict[int, Control]] = {
+    "abort a": {0: lambda s, r: void(s.abort("a"))},
+    "abort b": {0: lambda s, r: void(s.abort("b"))},
+    "abort all": {0: lambda s, r: void(s.abort_all())},
+    "preempt one": {0: lambda s, r: void(s.preempt_one())},
+    "preempt all": {0: lambda s, r: void(s.preempt_all())},
+    "bump": {0: lambda s, r: void(s.bump_kv_epoch())},
+    "two bumps": dict.fromkeys((0, 1), lambda s, r: void(s.bump_kv_epoch())),
+    "pause and wait": pause_for_two_ticks("wait"),
+    "pause and keep": pause_for_two_ticks("keep"),
+    "pause and abort": pause_for_two_ticks("abort"),
+}
+
+
+def void(_: object) -> None:
+    """Nobody looks at what the call answers."""
+
+
+@pytest.mark.parametrize("name", DISTURBANCES)
+def test_a_disturbance_at_every_tick_changes_no_answer_and_leaks_nothing(name: str) -> None:
+    """D9 D16 D22: whatever is parked, loaded, stored or running at that moment."""
+    remote = make_request("b", 6, 5)
+    requests = (
+        make_request("a", 5, 7),
+        replace(remote, remote_prefill=prefill_remotely(HashModel(), remote, num_draft_tokens=2)),
+        make_request("c", [3, 1, 4, 1, 5], 6),
+    )
+    scenario = make_scenario(5, tier=OracleTier(), ends=after(2), requests=requests)
+    seen: list[Scheduler] = []
+
+    def observe(scheduler: Scheduler) -> None:
+        scheduler.check_integrity()
+        seen[:] = [scheduler]
+
+    for tick in range(run(scenario).num_ticks):
+        controls = {tick + delay: control for delay, control in DISTURBANCES[name].items()}
+        disturbed = replace(scenario, tier=OracleTier(), controls=controls)
+        assert_true(run(disturbed, observe=observe), requests)
+        metrics = seen[0].metrics()
+        assert (metrics.num_held_blocks, metrics.num_transfers) == (0, 0)
 
 
 def make_storing() -> tuple[Scheduler, ScriptedTier]:
