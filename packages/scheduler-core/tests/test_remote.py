@@ -186,6 +186,20 @@ def test_a_second_decode_step_is_for_the_caller_to_say() -> None:
     assert drafts == [(3,), None, (2,)]
 
 
+@pytest.mark.parametrize(("num_drafts", "window"), [(0, 3), (2, 1)])
+def test_drafts_that_came_for_one_step_are_not_planned_for_a_window(
+    num_drafts: int, window: int
+) -> None:
+    scheduler = make_scheduler()
+    scheduler.add(given(make_request("p", 7, 40), 5, num_drafts))
+    (load,) = step(scheduler).kv_loads
+    scheduler.finish_load(load.transfer_id, 7)
+    plan = scheduler.plan(window=3)
+    assert plan is not None and plan.window == window
+    assert sum(plan.num_draft_tokens or ()) == num_drafts
+    scheduler.check_integrity()
+
+
 RULES = StopRules(max_tokens=4, stop_token_ids=frozenset({5}), eos_token_ids=frozenset({6}))
 
 

@@ -75,7 +75,8 @@ class Planner:
         self._reserve_decodes(window, draft)
         first_drafts = self._join_remotes(window, draft)
         if first_drafts:
-            window = decoding.window_within_lengths(window)
+            # A remote sends drafts for one step, and all steps of a window have as many.
+            window = 1 if any(first_drafts.values()) else decoding.window_within_lengths(window)
             wanted_drafts = _with_first(wanted_drafts, decoding.batch.sequences, first_drafts)
         batch = decoding.batch
         draft.budget = self._config.max_num_batched_tokens - len(batch.rows)
