@@ -261,6 +261,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             assert not report.is_flushed or self.kv.num_cached_blocks == 0
         else:
             self.drain()
+            self.what_ended_is_true()  # In the pool as it was.
             self.scheduler.resize_pool(num_blocks)
             self.runner.resize(num_blocks)
 
