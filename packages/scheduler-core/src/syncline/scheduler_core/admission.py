@@ -13,7 +13,7 @@ from syncline.scheduler_core.policies import PartialTurn
 from syncline.scheduler_core.preemption import headroom_blocks
 from syncline.scheduler_core.sequence import Sequence
 from syncline.scheduler_core.siblings import PromptSettled, RequestGroup
-from syncline.scheduler_core.transfers import Source, Source
+from syncline.scheduler_core.transfers import Source
 from syncline.scheduler_core.types import AdmissionPolicy, IdleCause, SequenceId
 
 _NO_MATCH = PrefixMatch()
