@@ -11,6 +11,8 @@ blocks are kept apart and used first, so a cached block is evicted only when not
 
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable
+from itertools import compress
+from operator import not_
 from typing import cast
 
 from syncline.kv_cache.errors import BlockNotHeldError, IntegrityError
@@ -159,22 +161,25 @@ class BlockPool:
 
         holders: int[num_blocks], references that exist to each block. cached: the ids indexed.
         """
-        for block_id, (held, expected) in enumerate(zip(self._ref_counts, holders, strict=True)):
-            if held != expected:
-                raise IntegrityError(
-                    f"block {block_id} counts {held} holders, but {expected} references exist"
-                )
+        if self._ref_counts != holders:
+            for block_id, expected in enumerate(holders):
+                if self._ref_counts[block_id] != expected:
+                    raise IntegrityError(
+                        f"block {block_id} counts {self._ref_counts[block_id]} holders, "
+                        f"but {expected} references exist"
+                    )
+        block_ids = range(self.num_blocks)
         fresh = range(self._first_fresh, self.num_blocks)
         free = {*self._free, *fresh}
         evictable = set(self._evictable)
         if len(free) != len(self._free) + len(fresh) or free & evictable:
             raise IntegrityError("a block is in the free lists twice")
-        unheld = {block_id for block_id, held in enumerate(holders) if held == 0}
+        unheld = set(compress(block_ids, map(not_, holders)))
         if free | evictable != unheld:
             raise IntegrityError(
                 f"{len(unheld)} blocks have no holder, but {len(free | evictable)} are listed free"
             )
-        marked = {block_id for block_id, mark in enumerate(self._cached) if mark}
+        marked = set(compress(block_ids, self._cached))
         if marked != cached or evictable != cached & unheld:
             raise IntegrityError(
                 f"the pool marks {len(marked)} blocks as cached ({len(evictable)} evictable), "

@@ -125,7 +125,7 @@ class Forecast:
         num_held = 0
         longest = 0
         for sequence in life.running.values():
-            age = len(sequence.output_token_ids)
+            age = sequence.num_output_tokens
             # Of a shared prompt, the one who computed it counts the blocks.
             num_hits = min(sequence.num_cached_tokens, sequence.num_prompt_tokens) // size
             own = len(sequence.table.block_ids) - num_hits

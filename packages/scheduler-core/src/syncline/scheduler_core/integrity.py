@@ -8,6 +8,7 @@ from syncline.scheduler_core.admission import is_awaited
 from syncline.scheduler_core.errors import StateError
 from syncline.scheduler_core.lifecycle import Lifecycle
 from syncline.scheduler_core.sequence import Sequence
+from syncline.scheduler_core.types import SequenceId
 
 
 def check_integrity(life: Lifecycle, num_rows: int) -> None:
@@ -25,8 +26,10 @@ def _contradictions(life: Lifecycle, num_rows: int) -> Iterator[str]:
     yield from _places(life, num_rows)
     life.log.check()
     yield from life.transfers.contradictions()
+    pending = _num_pending(life)
     for sequence in life.sequences.values():
-        for detail in (*_columns(life, sequence), *_progress(life, sequence)):
+        num_pending = pending[sequence.seq_id]
+        for detail in (*_columns(life, sequence), *_progress(life, sequence, num_pending)):
             yield f"{sequence!r}: {detail}"
     for sequence, _, event in life.parked:
         if sequence.row is not None or not is_awaited(life, event):
@@ -88,27 +91,29 @@ def _columns(life: Lifecycle, sequence: Sequence) -> Iterator[str]:
         yield f"{len(outputs.logprobs)} logprobs for {len(outputs.ids)} output tokens"
     if outputs.log is not None and not life.log.has_place_for(outputs):
         yield f"place {outputs.position} of the token log is not its own"
+    if not num_outputs:
+        return
     num_versioned = sum(count for _, count in sequence.version_runs)
     if num_versioned != num_outputs:
         yield f"{num_versioned} output tokens have a weight version"
 
 
-def _progress(life: Lifecycle, sequence: Sequence) -> Iterator[str]:
+def _progress(life: Lifecycle, sequence: Sequence, num_pending: int) -> Iterator[str]:
     computed, issued = sequence.num_computed_tokens, sequence.num_issued_tokens
-    if not 0 <= computed <= issued <= sequence.target_len:
-        yield f"computed {computed}, issued {issued}, target {sequence.target_len}"
+    num_tokens, target_len = sequence.num_tokens, sequence.target_len
+    if not 0 <= computed <= issued <= target_len:
+        yield f"computed {computed}, issued {issued}, target {target_len}"
     if sequence.is_finished:
         yield "finished, but listed as unfinished"
-    if sequence.num_tokens >= sequence.max_total_tokens:
+    if num_tokens >= sequence.max_total_tokens:
         yield f"at its limit of {sequence.max_total_tokens} tokens, but unfinished"
-    if sequence.target_len > sequence.max_total_tokens:
+    if target_len > sequence.max_total_tokens:
         yield f"in flight beyond its limit of {sequence.max_total_tokens} tokens"
     capacity = sequence.table.num_tokens_capacity
     is_owner = sequence.row is not None or life.transfers.is_holding(sequence)
     if is_owner != bool(capacity) or issued > capacity:
         yield f"positions for {capacity} tokens are reserved, {issued} issued"
-    num_pending = sum(_max_new_in(life, sequence))
-    if life.pending.max_new_tokens(sequence) != num_pending:
+    if target_len - num_tokens != num_pending:
         yield f"{num_pending} tokens may be in flight, not as many as derived"
     if sequence in life.decoding:
         wrong = life.decoding.check(sequence)
@@ -116,10 +121,12 @@ def _progress(life: Lifecycle, sequence: Sequence) -> Iterator[str]:
             yield wrong
 
 
-def _max_new_in(life: Lifecycle, sequence: Sequence) -> Iterator[int]:
-    """Tokens each step in flight may yield for the sequence, from the steps' own rows."""
+def _num_pending(life: Lifecycle) -> Counter[SequenceId]:
+    """Tokens that the steps in flight may yield for each sequence, from the steps' own rows."""
+    pending: Counter[SequenceId] = Counter()
     for step in life.pending:
-        yield sum(final is sequence for final in step.finals)
+        for final in step.finals:
+            pending[final.seq_id] += 1
         for i, member in enumerate(step.batch.sequences):
-            if member is sequence:
-                yield step.window * (1 + step.num_draft_tokens_of(i))
+            pending[member.seq_id] += step.window * (1 + step.num_draft_tokens_of(i))
+    return pending

@@ -4,6 +4,7 @@ A device's memory as a stand-in: anything may be overwritten; only reading tells
 is that of its latest write, so a reader that has verified a block need not look again until then.
 """
 
+from collections.abc import Sequence as SequenceABC
 from typing import NamedTuple
 
 from syncline.scheduler_core.errors import SchedulerError
@@ -54,6 +55,9 @@ class OracleKV:
     def block_serial(self, block_id: int) -> int:
         """Grows with every write into the block."""
         return self._block_serials[block_id]
+
+    def block_serials(self, block_ids: SequenceABC[int]) -> list[int]:
+        return list(map(self._block_serials.__getitem__, block_ids))
 
     def write(
         self, block_id: int, offset: int, *, context: int, position: int, kv_epoch: int

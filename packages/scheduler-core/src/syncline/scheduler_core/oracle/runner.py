@@ -36,7 +36,7 @@ class _Row:
         self.token_ids = list(join.token_ids)
         self.block_ids = list(join.block_ids)
         self.contexts: list[int] = []
-        self.verified: dict[int, int] = {}  # Index in block_ids -> block serial when verified.
+        self.verified: list[int] = []  # By index in block_ids: the block's serial when verified.
 
 
 class OracleRunner:
@@ -203,7 +203,8 @@ class OracleRunner:
             del row.contexts[position:]
             row.contexts.append(context)
             # Its own write is no news: verify again only after somebody else's.
-            row.verified[position // self.kv.block_size] = self.kv.block_serial(block_id)
+            index = position // self.kv.block_size
+            row.verified[index : index + 1] = [self.kv.block_serial(block_id)]
 
     def _verify_drafts(
         self, plan: StepPlan, row: _Row, step: int, num_drafts: int, drawn: _Drawn
@@ -257,22 +258,30 @@ class OracleRunner:
 
     def _verify(self, plan: StepPlan, row: _Row, stop: int) -> None:
         """Compare KV of [0, stop) with what it must be, each block once per write into it."""
+        num_blocks = -(-stop // self.kv.block_size)
+        if num_blocks > len(row.block_ids):
+            self._block_id(plan, row, len(row.block_ids) * self.kv.block_size)  # Raises.
+        serials = self.kv.block_serials(row.block_ids[:num_blocks])
+        if serials == row.verified[:num_blocks]:
+            return  # Nobody has written into any of them since.
+        row.verified += [-1] * (num_blocks - len(row.verified))
+        for index, serial in enumerate(serials):
+            if row.verified[index] != serial:
+                self._verify_block(plan, row, index, stop)
+                row.verified[index] = serial
+
+    def _verify_block(self, plan: StepPlan, row: _Row, index: int, stop: int) -> None:
         size = self.kv.block_size
-        for index in range(-(-stop // size)):
-            block_id = self._block_id(plan, row, index * size)
-            serial = self.kv.block_serial(block_id)
-            if row.verified.get(index) == serial:
-                continue
-            for position in range(index * size, min((index + 1) * size, stop)):
-                self.num_reads += 1
-                slot = self.kv.read(block_id, position % size)
-                if position >= len(row.contexts) or (
-                    (slot.context, slot.position) != (row.contexts[position], position)
-                ):
-                    self._fail(plan, row, position, f"is read and holds {slot}")
-                if slot.kv_epoch != plan.kv_epoch and not self._keeps_kv:
-                    self._fail(plan, row, position, f"is read in another epoch and holds {slot}")
-            row.verified[index] = serial
+        block_id = row.block_ids[index]
+        for position in range(index * size, min((index + 1) * size, stop)):
+            self.num_reads += 1
+            slot = self.kv.read(block_id, position % size)
+            if position >= len(row.contexts) or (
+                (slot.context, slot.position) != (row.contexts[position], position)
+            ):
+                self._fail(plan, row, position, f"is read and holds {slot}")
+            if slot.kv_epoch != plan.kv_epoch and not self._keeps_kv:
+                self._fail(plan, row, position, f"is read in another epoch and holds {slot}")
 
     def _locate(self, plan: StepPlan, row: _Row, position: int) -> tuple[BlockId, int]:
         return self._block_id(plan, row, position), position % self.kv.block_size
@@ -291,7 +300,8 @@ class OracleRunner:
         if self._is_strict:
             raise OracleError(
                 plan.step_id,
-                f"row {row.join.row} ({row.join.request_id!r}): position {position} {detail}",
+                f"row {row.join.row} ({row.join.request_id!r}): position {position} {detail}, "
+                f"in block {self._block_id(plan, row, position)}",
             )
 
     def _spans(self, row_id: RowId, row: _Row, start: int, stop: int) -> list[ColumnSpan]:

@@ -7,8 +7,10 @@ cannot be written, 130 when interrupted.
 import argparse
 import sys
 from collections.abc import Sequence as SequenceABC
+from dataclasses import replace
 
 from syncline.scheduler_core.config import SchedulerConfig
+from syncline.scheduler_core.oracle.drafters import hash_drafter
 from syncline.scheduler_core.scheduler import Scheduler
 from syncline.scheduler_core.simulate.history import CostModel
 from syncline.scheduler_core.simulate.loop import (
@@ -18,7 +20,10 @@ from syncline.scheduler_core.simulate.loop import (
     simulate,
 )
 from syncline.scheduler_core.simulate.options import OneLineParser, parse_options
+from syncline.scheduler_core.simulate.picture import page
 from syncline.scheduler_core.simulate.report import facts, table
+from syncline.scheduler_core.simulate.sweep import find_smallest_pool
+from syncline.scheduler_core.simulate.trace import trace_json
 from syncline.scheduler_core.simulate.workload import Load, Workload, draw_load, ending_model
 
 
@@ -30,6 +35,9 @@ def main(argv: SequenceABC[str], make_scheduler: MakeScheduler = Scheduler) -> i
     except BrokenInvariantError as error:
         print(f"simulate: broken: {error}", file=sys.stderr)
         return 1
+    except OSError as error:  # A full disk, or a reader that has gone.
+        print(f"simulate: error: {error}", file=sys.stderr)
+        return 2
     except KeyboardInterrupt:
         print("simulate: interrupted", file=sys.stderr)
         return 130
@@ -37,12 +45,47 @@ def main(argv: SequenceABC[str], make_scheduler: MakeScheduler = Scheduler) -> i
 
 def _run(parser: OneLineParser, options: argparse.Namespace, make_scheduler: MakeScheduler) -> int:
     load, setups = _prepare(parser, options)
+    for name, path in (("--trace", options.trace), ("--html", options.html)):
+        if path is not None:
+            _require_writable(parser, name, path)
+    headline = _headline(options)
+    print(headline)
+    print(flush=True)
+    if options.sweep:
+        setups = [_sweep(load, setups[0], make_scheduler)]
     results = [simulate(load, setup, make_scheduler) for setup in setups]
     cost = CostModel(us_per_step=options.us_per_step, us_per_token=options.us_per_token)
-    print(_headline(options))
-    print()
     print(table([facts(result, cost) for result in results]))
+    if options.trace is not None:
+        _write(options.trace, trace_json(results, cost, headline))
+    if options.html is not None:
+        _write(options.html, page(results, cost, headline))
     return 0
+
+
+def _sweep(load: Load, setup: Setup, make_scheduler: MakeScheduler) -> Setup:
+    """The setup with the smallest pool; prints what was tried."""
+    sweep = find_smallest_pool(load, setup, make_scheduler)
+    for num_blocks, num_preemptions, num_cut in sweep.tried:
+        cut = f", {num_cut:,} samples cut short" if num_cut else ""
+        print(f"tried {num_blocks:>10,} blocks: {num_preemptions:,} preemptions{cut}")
+    print(f"smallest pool without preemption: {sweep.num_blocks:,} blocks")
+    print(flush=True)
+    return replace(setup, num_blocks=sweep.num_blocks)
+
+
+def _require_writable(parser: OneLineParser, name: str, path: str) -> None:
+    """Found out before the run, not after it. Leaves an empty file where there was none."""
+    try:
+        with open(path, "a", encoding="utf-8"):
+            pass
+    except OSError as error:
+        parser.error(f"argument {name}: cannot write {path!r}: {error.strerror}")
+
+
+def _write(path: str, text: str) -> None:
+    with open(path, "w", encoding="utf-8", newline="\n") as file:
+        file.write(text)
 
 
 def _prepare(parser: OneLineParser, options: argparse.Namespace) -> tuple[Load, list[Setup]]:
@@ -77,6 +120,8 @@ def _prepare(parser: OneLineParser, options: argparse.Namespace) -> tuple[Load, 
             block_size=options.block_size,
             enable_prefix_caching=not options.no_prefix_caching,
             window=options.window,
+            num_draft_tokens=options.num_draft_tokens,
+            drafter=hash_drafter(options.acceptance, options.seed),
             check_interval=options.check,
             model=model,
         )
@@ -88,10 +133,13 @@ def _prepare(parser: OneLineParser, options: argparse.Namespace) -> tuple[Load, 
 def _headline(options: argparse.Namespace) -> str:
     """What was run, in two lines."""
     prefix = f", after {options.prefix_len} in common" if options.prefix_len else ""
+    drafts = ""
+    if options.num_draft_tokens:
+        drafts = f"{options.num_draft_tokens} drafts right at {options.acceptance}, "
     return (
         f"{options.num_requests:,} requests x {options.num_samples}, arriving {options.arrival}: "
         f"prompts {options.prompt_len}{prefix}, outputs {options.output_len}, seed {options.seed}\n"
         f"at most {options.max_num_seqs:,} sequences and {options.max_num_batched_tokens:,} tokens "
-        f"per step, depth {options.depth}, window {options.window}, "
-        f"blocks of {options.block_size} tokens"
+        f"per step, depth {options.depth}, window {options.window}, {drafts}"
+        f"blocks of {options.block_size} tokens, {options.admission_policy} admission"
     )

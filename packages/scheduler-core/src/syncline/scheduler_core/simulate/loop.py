@@ -13,6 +13,7 @@ from syncline.kv_cache import KVCacheError, KVCacheManager
 from syncline.scheduler_core.config import SchedulerConfig
 from syncline.scheduler_core.errors import SchedulerError
 from syncline.scheduler_core.oracle import OracleError, OracleKV, OracleRunner, reference_output
+from syncline.scheduler_core.oracle.drafters import Drafter, accept_all
 from syncline.scheduler_core.plan import RowJoin, StepPlan, StepResult
 from syncline.scheduler_core.request import Request
 from syncline.scheduler_core.scheduler import Scheduler
@@ -47,9 +48,12 @@ class Runner(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setup:
-    """What the load runs on. check_interval: steps between two looks at the books, 0 for none.
+    """What the load runs on.
 
-    model: the load's own, for the oracle; None: no check of what is computed at all.
+    num_draft_tokens   drafts wanted for each decode row and step
+    drafter            how many of them are right
+    check_interval     steps between two looks at the books, 0 for none
+    model              the load's own, for the oracle; None: what is computed is not checked
     """
 
     config: SchedulerConfig
@@ -57,6 +61,8 @@ class Setup:
     block_size: int = 16
     enable_prefix_caching: bool = True
     window: int = 1
+    num_draft_tokens: int = 0
+    drafter: Drafter = accept_all
     check_interval: int = 1
     model: EndingModel | None = None
 
@@ -118,9 +124,13 @@ class _Simulation:
         )
         self._scheduler = make_scheduler(setup.config, self._kv)
         self._runner: Runner = (
-            CountingRunner(load.output_lens)
+            CountingRunner(load.output_lens, setup.drafter)
             if setup.model is None
-            else OracleRunner(OracleKV(setup.num_blocks, setup.block_size), model=setup.model)
+            else OracleRunner(
+                OracleKV(setup.num_blocks, setup.block_size),
+                model=setup.model,
+                drafter=setup.drafter,
+            )
         )
         self._requests = {request.request_id: request for request in load.requests}
         self._sequences: dict[SequenceId, Sequence] = {}
@@ -139,7 +149,9 @@ class _Simulation:
         while due or scheduler.has_unfinished or scheduler.steps_in_flight:
             while due and due[-1][0] <= self.step:
                 self._add(due.pop()[1])
-            plan = scheduler.plan(window=self._setup.window)
+            plan = scheduler.plan(
+                window=self._setup.window, num_draft_tokens=self._setup.num_draft_tokens
+            )
             if plan is not None:
                 runner.launch(plan)
                 self._note_moves(plan)
@@ -214,7 +226,8 @@ class _Simulation:
         if scheduler.waiting_cause is not None:
             history.waiting_causes[scheduler.waiting_cause] += 1
         history.prefill.append(sum(chunk.stop - chunk.start for chunk in plan.prefill_chunks))
-        history.decode.append(len(plan.decode_rows) * plan.window)
+        num_positions = len(plan.decode_rows) + sum(plan.num_draft_tokens or ())
+        history.decode.append(num_positions * plan.window)
 
     def _end(self, sequence: Sequence) -> None:
         reason = str(sequence.finish_reason)

@@ -78,6 +78,16 @@ def _arrivals(text: str) -> Arrivals:
         raise argparse.ArgumentTypeError(str(error)) from None
 
 
+def _rate(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0.0 <= value <= 1.0:
+        raise argparse.ArgumentTypeError(f"must be a number between 0 and 1, got {text!r}")
+    return value
+
+
 def _check_interval(text: str) -> int:
     if text in ("every", "none"):
         return int(text == "every")
@@ -132,6 +142,14 @@ def _add_engine(parser: argparse.ArgumentParser) -> None:
     add("--max-model-len", type=whole_number(2), default="4096", metavar="N", help="tokens")
     add("--depth", type=whole_number(1, 64), default="2", metavar="N", help="steps in flight")
     add("--window", type=whole_number(1, 1024), default="1", metavar="N", help="decodes at once")
+    add("--num-draft-tokens", "-k", type=whole_number(0, 64), default="0", metavar="N")
+    add(
+        "--acceptance",
+        type=_rate,
+        default="0.7",
+        metavar="RATE",
+        help="chance that a draft after a right one is right, 0 to 1 (default: 0.7)",
+    )
     add("--no-prefix-caching", action="store_true")
     add(
         "--admission-policy",
@@ -153,6 +171,13 @@ def _add_output(parser: argparse.ArgumentParser) -> None:
         help="execute every plan on the oracle and compare the books every N steps (default: "
         "every), or check nothing",
     )
+    add(
+        "--sweep",
+        action="store_true",
+        help="find the smallest pool without preemption first, and run that one",
+    )
+    add("--trace", metavar="FILE", help="write a trace for ui.perfetto.dev or chrome://tracing")
+    add("--html", metavar="FILE", help="write a page with the pool and the queue as pictures")
     add("--us-per-step", type=whole_number(0), default="1000", metavar="N", help="pretended cost")
     add("--us-per-token", type=whole_number(0), default="5", metavar="N", help="pretended cost")
 

@@ -29,6 +29,7 @@ def facts(result: Result, cost: CostModel) -> list[tuple[str, str]]:
         ("recomputed tokens", f"{stats.num_recomputed_tokens:,}"),
         ("cached tokens", f"{stats.num_cached_tokens:,}"),
         ("output tokens", f"{stats.num_accepted_tokens:,}"),
+        ("drafts accepted", _share(stats.num_accepted_draft_tokens, stats.num_draft_tokens)),
         ("surplus tokens", f"{stats.num_surplus_tokens:,}"),
         ("blocks held, mean", _share(_mean(history.held), num_blocks)),
         ("blocks held, peak", _share(max(history.held, default=0), num_blocks)),
