@@ -6,6 +6,7 @@ from pathlib import Path
 
 import syncline
 import syncline.model_ops_rocm as ops
+from syncline.model_ops_rocm import layouts
 
 AGREED = [
     "KNOWN_ARCHS",
@@ -42,6 +43,32 @@ AGREED = [
     "select",
 ]
 
+AGREED_LAYOUTS = [
+    "INT4_EVENS_FIRST",
+    "INT4_HALVES",
+    "INT4_SEQUENTIAL",
+    "REST",
+    "DigitOrder",
+    "Int4Packing",
+    "PermutedLayout",
+    "RowMajor",
+    "Shuffle16x16",
+    "Shuffle32x16",
+    "WeightLayout",
+    "batched_scale_tiles",
+    "byte_tile_shuffle",
+    "e8m0_gate_up_shuffle",
+    "e8m0_shuffle",
+    "gate_up_rows",
+    "gate_up_rows_shuffle",
+    "gate_up_shuffle",
+    "gfx1250_tiles",
+    "int4_scale_pairs",
+    "n32k4_gate_up",
+    "scale_tiles",
+    "shuffle_nk",
+]
+
 
 def test_the_exported_names_are_the_agreed_ones() -> None:
     assert ops.__all__ == AGREED
@@ -73,3 +100,8 @@ def test_import_and_listing_touch_no_kernel_library() -> None:
         [sys.executable, "-c", script], capture_output=True, text=True, check=True
     )
     assert result.stdout.strip() == "[]"
+
+
+def test_the_layouts_exported_are_the_agreed_ones() -> None:
+    assert layouts.__all__ == AGREED_LAYOUTS
+    assert all(name in vars(layouts) for name in AGREED_LAYOUTS)

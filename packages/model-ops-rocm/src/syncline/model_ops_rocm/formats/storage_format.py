@@ -38,10 +38,14 @@ class StorageFormat:
     def storage_spec(self, logical_shape: SequenceABC[int]) -> dict[str, TensorSpec]:
         """The tensors to allocate, by name: "weight", and the recipe's scales.
 
-        LayoutError or ValueError if a weight of this shape cannot be stored in this format.
+        LayoutError, FormatError or ValueError if a weight of this shape cannot be stored so.
         """
         spec = self.recipe.storage_spec(logical_shape)
-        self.layout.check(spec[WEIGHT].shape, spec[WEIGHT].dtype)
+        weight = spec[WEIGHT]
+        stored_shape = self.layout.stored_shape(weight.shape, weight.dtype)
+        if stored_shape != weight.shape:
+            # The logical shape is read off the stored weight, which padding would falsify.
+            self._refuse(f"a layout that keeps the shape {list(weight.shape)}", list(stored_shape))
         return spec
 
     def region_is_encodable(self, logical_shape: SequenceABC[int], region: Region) -> bool:
@@ -100,15 +104,16 @@ class StorageFormat:
         if region_numel(region) == 0:
             return
         encoded = self.recipe.encode(source.detach())
-        self.layout.apply_into(out[WEIGHT], encoded[WEIGHT].to(out[WEIGHT].device), region)
+        codes = encoded[WEIGHT].to(out[WEIGHT].device)
+        self.layout.apply_into(out[WEIGHT], codes, region, shape=logical_shape)
         for name, part in self.recipe.scale_region(region).items():
             region_view(out[name], part).copy_(encoded[name])
 
     def decode(self, stored: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """The logical tensor: in the stored dtype if unquantised, else float32."""
-        self._check_storage(stored)
+        logical_shape = self._check_storage(stored)
         logical = dict(stored)
-        logical[WEIGHT] = self.layout.inverse(stored[WEIGHT])
+        logical[WEIGHT] = self.layout.inverse(stored[WEIGHT], shape=logical_shape)
         return self.recipe.decode(logical)
 
     def _check_storage(self, stored: Mapping[str, torch.Tensor]) -> tuple[int, ...]:

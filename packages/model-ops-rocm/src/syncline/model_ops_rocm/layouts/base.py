@@ -10,11 +10,15 @@ from syncline.model_ops_rocm.regions import Region, check_region, region_shape
 
 # Permuting moves bits, so it runs on integers: no NaN payload can change on the way, and types
 # without a copy kernel (packed fp4) work too.
-_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.complex128}
 
 
 class WeightLayout(Protocol):
-    """A permutation of the elements of [..., N, K], given by shape and element size alone."""
+    """A permutation of the elements of [..., N, K], given by shape and element size alone.
+
+    A layout that pads stores a larger tensor, whose shape does not say where the padding begins.
+    The methods that take `shape`, the logical one, need it then; otherwise it may be left out.
+    """
 
     def describe(self) -> str:
         """A short name for errors and reports."""
@@ -25,21 +29,39 @@ class WeightLayout(Protocol):
         ...
 
     def tile(self, dtype: torch.dtype) -> tuple[int, int]:
-        """(rows, columns) of the last two dimensions that are stored as one contiguous run."""
+        """(rows, columns) of the last two dimensions that a region must hold whole."""
         ...
 
-    def apply(self, logical: torch.Tensor) -> torch.Tensor:
-        """A new contiguous tensor of the same shape and dtype, in stored order."""
+    def stored_shape(self, shape: SequenceABC[int], dtype: torch.dtype) -> tuple[int, ...]:
+        """The shape to allocate for a logical shape; the same one, for most layouts."""
         ...
 
-    def inverse(self, stored: torch.Tensor) -> torch.Tensor:
-        """A new contiguous tensor in logical order; the exact inverse of `apply`."""
+    def apply(self, logical: torch.Tensor, *, out: torch.Tensor | None = None) -> torch.Tensor:
+        """The tensor in stored order: new contiguous storage, or every byte of `out`."""
         ...
 
-    def apply_into(self, out: torch.Tensor, source: torch.Tensor, region: Region) -> None:
+    def inverse(
+        self,
+        stored: torch.Tensor,
+        *,
+        shape: SequenceABC[int] | None = None,
+        out: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """The tensor in logical order, without padding; the exact inverse of `apply`."""
+        ...
+
+    def apply_into(
+        self,
+        out: torch.Tensor,
+        source: torch.Tensor,
+        region: Region,
+        *,
+        shape: SequenceABC[int] | None = None,
+    ) -> None:
         """Write `source`, the logical elements of `region`, where `out` stores them.
 
-        `out` is the whole stored tensor, contiguous, and no byte outside the region changes.
+        `out` is the whole stored tensor, contiguous. No byte outside the region changes, but for
+        the padding that continues a region which ends where the tensor does: it is filled.
         LayoutError, with nothing written, if the region cuts a tile, or shapes or dtypes disagree.
         """
         ...
@@ -50,46 +72,85 @@ def as_bits(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.view(_BITS[tensor.itemsize])
 
 
-def check_write(
-    layout: WeightLayout, out: torch.Tensor, source: torch.Tensor, region: Region
+def refuse(layout: WeightLayout, precondition: str, got: object) -> LayoutError:
+    """The error to raise."""
+    return LayoutError(layout=layout.describe(), precondition=precondition, got=str(got))
+
+
+def check_storage(layout: WeightLayout, *tensors: torch.Tensor) -> None:
+    # A copy to or from a meta tensor does nothing and raises nothing.
+    if any(tensor.is_meta for tensor in tensors):
+        raise refuse(layout, "tensors with storage", "a meta tensor")
+
+
+def check_apart(layout: WeightLayout, out: torch.Tensor, source: torch.Tensor) -> None:
+    """A permutation reads what it would have overwritten, if they share bytes."""
+    if out.numel() == 0 or source.numel() == 0 or out.device != source.device:
+        return
+    last = sum((size - 1) * step for size, step in zip(source.shape, source.stride(), strict=True))
+    source_end = source.data_ptr() + (last + 1) * source.itemsize
+    out_end = out.data_ptr() + out.numel() * out.itemsize
+    if out.data_ptr() < source_end and source.data_ptr() < out_end:
+        raise refuse(layout, "a source apart from out", "tensors that share bytes")
+
+
+def check_target(
+    layout: WeightLayout, out: torch.Tensor, shape: SequenceABC[int], dtype: torch.dtype
 ) -> None:
-    """The preconditions of `apply_into`; ValueError for a region outside `out`."""
-    check_region(out.shape, region)
-    name = layout.describe()
-    if out.is_meta or source.is_meta:
-        # A copy to or from a meta tensor does nothing and raises nothing.
-        raise LayoutError(layout=name, precondition="tensors with storage", got="a meta tensor")
+    """The preconditions of a tensor that is written as a whole."""
+    check_storage(layout, out)
+    if tuple(out.shape) != tuple(shape):
+        raise refuse(layout, f"out of shape {list(shape)}", list(out.shape))
+    if out.dtype != dtype:
+        raise refuse(layout, f"out of {dtype}", out.dtype)
     if not out.is_contiguous():
-        raise LayoutError(
-            layout=name, precondition="contiguous storage", got=f"strides {out.stride()}"
-        )
+        raise refuse(layout, "contiguous storage", f"strides {out.stride()}")
+
+
+def check_write(
+    layout: WeightLayout,
+    out: torch.Tensor,
+    source: torch.Tensor,
+    region: Region,
+    shape: SequenceABC[int],
+) -> None:
+    """The preconditions of `apply_into`; ValueError for a region outside the logical shape."""
+    check_region(shape, region)
+    check_storage(layout, out, source)
+    if not out.is_contiguous():
+        raise refuse(layout, "contiguous storage", f"strides {out.stride()}")
     if source.dtype != out.dtype:
-        raise LayoutError(
-            layout=name, precondition=f"a source of {out.dtype}", got=str(source.dtype)
-        )
+        raise refuse(layout, f"a source of {out.dtype}", source.dtype)
     if tuple(source.shape) != region_shape(region):
-        raise LayoutError(
-            layout=name,
-            precondition=f"a source of shape {list(region_shape(region))}",
-            got=str(list(source.shape)),
+        raise refuse(layout, f"a source of shape {list(region_shape(region))}", list(source.shape))
+    layout.check(shape, out.dtype)
+    stored_shape = layout.stored_shape(shape, out.dtype)
+    if tuple(out.shape) != stored_shape:
+        raise refuse(
+            layout, f"out of shape {list(stored_shape)} for {list(shape)}", list(out.shape)
         )
-    layout.check(out.shape, out.dtype)
-    if not region_is_whole_tiles(layout, out.dtype, region):
+    if not region_is_whole_tiles(layout, out.dtype, region, shape):
         rows, columns = layout.tile(out.dtype)
-        raise LayoutError(
-            layout=name,
-            precondition=f"a region of whole tiles of {rows} rows x {columns} columns",
-            got=str(region),
-        )
+        raise refuse(layout, f"a region of whole tiles of {rows} rows x {columns} columns", region)
+    check_apart(layout, out, source)
 
 
-def region_is_whole_tiles(layout: WeightLayout, dtype: torch.dtype, region: Region) -> bool:
-    """Whether a region of a fitting shape cuts no tile; an empty region cuts none."""
+def region_is_whole_tiles(
+    layout: WeightLayout,
+    dtype: torch.dtype,
+    region: Region,
+    shape: SequenceABC[int] | None = None,
+) -> bool:
+    """Whether a region of a fitting shape cuts no tile; an empty region cuts none.
+
+    With the logical shape, a region that ends where the tensor does holds the padding, too.
+    """
     if any(start == stop for start, stop in region):
         return True
+    ends = [stop for _, stop in region] if shape is None else shape
     # From the last dimension backwards: a vector has columns only.
     tile = reversed(layout.tile(dtype))
     return all(
-        start % size == 0 and stop % size == 0
-        for (start, stop), size in zip(reversed(region), tile, strict=False)
+        start % size == 0 and (stop % size == 0 or (shape is not None and stop == end))
+        for (start, stop), size, end in zip(reversed(region), tile, reversed(ends), strict=False)
     )

@@ -5,7 +5,14 @@ from dataclasses import dataclass
 
 import torch
 
-from syncline.model_ops_rocm.layouts.base import check_write
+from syncline.model_ops_rocm.layouts.base import (
+    as_bits,
+    check_apart,
+    check_storage,
+    check_target,
+    check_write,
+    refuse,
+)
 from syncline.model_ops_rocm.regions import Region, region_view
 
 
@@ -22,12 +29,36 @@ class RowMajor:
     def tile(self, dtype: torch.dtype) -> tuple[int, int]:
         return (1, 1)
 
-    def apply(self, logical: torch.Tensor) -> torch.Tensor:
-        return logical.clone(memory_format=torch.contiguous_format)
+    def stored_shape(self, shape: SequenceABC[int], dtype: torch.dtype) -> tuple[int, ...]:
+        return tuple(shape)
 
-    def inverse(self, stored: torch.Tensor) -> torch.Tensor:
-        return stored.clone(memory_format=torch.contiguous_format)
+    def apply(self, logical: torch.Tensor, *, out: torch.Tensor | None = None) -> torch.Tensor:
+        check_storage(self, logical)
+        if out is None:
+            out = torch.empty_like(logical, memory_format=torch.contiguous_format)
+        check_target(self, out, logical.shape, logical.dtype)
+        check_apart(self, out, logical)
+        as_bits(out).copy_(as_bits(logical))
+        return out
 
-    def apply_into(self, out: torch.Tensor, source: torch.Tensor, region: Region) -> None:
-        check_write(self, out, source, region)
-        region_view(out, region).copy_(source)
+    def inverse(
+        self,
+        stored: torch.Tensor,
+        *,
+        shape: SequenceABC[int] | None = None,
+        out: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        if shape is not None and tuple(shape) != tuple(stored.shape):
+            raise refuse(self, f"a stored tensor of shape {list(shape)}", list(stored.shape))
+        return self.apply(stored, out=out)
+
+    def apply_into(
+        self,
+        out: torch.Tensor,
+        source: torch.Tensor,
+        region: Region,
+        *,
+        shape: SequenceABC[int] | None = None,
+    ) -> None:
+        check_write(self, out, source, region, out.shape if shape is None else shape)
+        as_bits(region_view(out, region)).copy_(as_bits(source))
