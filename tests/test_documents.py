@@ -56,6 +56,16 @@ def test_the_first_example_of_a_readme_runs(path: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.parametrize(
+    ("name", "number"), [("scheduling.md", 10), ("kv-cache.md", 7)], ids=["scheduling", "kv-cache"]
+)
+def test_the_worked_examples_of_the_pure_packages_run(name: str, number: int) -> None:
+    examples = _code(ROOT / "docs" / name, "python")
+    assert len(examples) >= number
+    for i, example in enumerate(examples):
+        exec(compile(example, f"{name}, example {i}", "exec"), {})
+
+
 @pytest.mark.parametrize("path", sorted(ROOT.glob("examples/*.py")), ids=_name)
 def test_every_example_runs(path: Path) -> None:
     done = subprocess.run(

@@ -45,9 +45,9 @@ def test_the_public_names_are_the_agreed_ones() -> None:
     assert all(hasattr(kv_cache, name) for name in AGREED)
 
 
-def test_the_readme_example_runs() -> None:
+def test_the_readme_examples_run() -> None:
     readme = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
     examples = re.findall(r"```python\n(.*?)```", readme, flags=re.DOTALL)
-    assert len(examples) == 2
+    assert len(examples) == 3
     for example in examples:
         exec(compile(example, "README.md", "exec"), {})
