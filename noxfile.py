@@ -197,11 +197,11 @@ def tests(session: nox.Session) -> None:
     session.run(*pytest, *session.posargs, env=TEST_ENV, external=True)
 
 
-@nox.session(venv_backend="none", default=False)
+@nox.session(default=False)
 def mutants(session: nox.Session) -> None:
     """Faults put into a copy of the pure packages, one by one; -- NAME... selects, -- --list."""
-    python = _python(shared_environment(session))
-    session.run(python, "tools/mutants.py", *session.posargs, env=TEST_ENV, external=True)
+    session.install(*INSTALL, "pytest", "hypothesis")
+    session.run("python", "tools/mutants.py", *session.posargs)
 
 
 # --- checks ---------------------------------------------------------------------------------------

@@ -118,3 +118,17 @@ def test_a_new_epoch_or_another_size_lists_nothing_of_before() -> None:
     kv.resize(6)
     assert (kv.num_blocks, kv.num_cached_blocks, cached(kv, [1] * 9)) == (6, 0, 0)
     kv.check_integrity([])
+
+
+def test_a_table_that_opted_out_neither_hits_nor_is_listed_nor_awaited() -> None:
+    kv = make_manager()
+    listed = admit(kv, [1] * 8)
+    aside = kv.new_table(cacheable=False)
+    assert kv.match(aside, [1] * 9, 8).num_tokens == 0
+    assert kv.reserve(aside, 12) is not None
+    assert not set(aside.block_ids) & set(listed.block_ids)
+    kv.expect(aside, [2] * 12, 12)
+    assert kv.match(kv.new_table(), [2] * 9, 8).awaited_key is None
+    assert kv.publish(aside, [2] * 12, 12, kv.kv_epoch) == 0
+    assert (cached(kv, [2] * 9), cached(kv, [1] * 9)) == (0, 8)
+    kv.check_integrity([listed, aside])
