@@ -57,7 +57,7 @@ def test_the_first_example_of_a_readme_runs(path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "number"), [("scheduling.md", 10), ("kv-cache.md", 7)], ids=["scheduling", "kv-cache"]
+    ("name", "number"), [("scheduling.md", 11), ("kv-cache.md", 7)], ids=["scheduling", "kv-cache"]
 )
 def test_the_worked_examples_of_the_pure_packages_run(name: str, number: int) -> None:
     examples = _code(ROOT / "docs" / name, "python")
