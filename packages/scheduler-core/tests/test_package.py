@@ -107,6 +107,6 @@ def test_the_public_names_of_the_oracle_are_the_agreed_ones() -> None:
 def test_the_readme_examples_run() -> None:
     readme = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
     examples = re.findall(r"```python\n(.*?)```", readme, flags=re.DOTALL)
-    assert len(examples) == 4
+    assert len(examples) == 5
     for example in examples:
         exec(compile(example, "README.md", "exec"), {})
