@@ -159,6 +159,62 @@ def test_embedding_gives_rows(index_dtype: torch.dtype, dtype: torch.dtype) -> N
         assert torch.equal(rows, weight[ids])
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("index_dtype", [torch.int64, torch.int32])
+def test_shards_of_an_embedding_add_up_to_the_whole(
+    index_dtype: torch.dtype, dtype: torch.dtype
+) -> None:
+    embedding = select("embedding", dtype=dtype)
+    weight = randn(11, 8, dtype=dtype)
+    ids = torch.tensor([10, 0, 4, 5, 3], dtype=index_dtype)
+    parts = [(0, 5), (5, 9), (9, 9), (9, 11)]
+    shards = [embedding(ids, weight[start:stop], first_id=start) for start, stop in parts]
+    assert torch.equal(torch.stack(shards).sum(0), weight[ids.long()])
+    outside = embedding(ids, weight[5:9], first_id=5)[[0, 1, 2, 4]]
+    assert torch.equal(outside, torch.zeros(4, 8, dtype=dtype))
+
+
+def test_rows_are_gathered_and_padding_is_zero() -> None:
+    gather_rows = select("gather_rows", dtype=torch.float32)
+    x = randn(6, 8)
+    x[5] = float("nan")  # what no entry names
+    got = gather_rows(x, torch.tensor([4, -1, 0, 4]))
+    assert torch.equal(got, torch.stack((x[4], torch.zeros(8), x[0], x[4])))
+    assert gather_rows(x, torch.tensor([], dtype=torch.int32)).shape == (0, 8)
+    assert torch.equal(gather_rows(x[:0], torch.tensor([-1])), torch.zeros(1, 8))
+    for wrong in (6, -2):
+        with pytest.raises(ValueError, match=r"gather_rows: rows must be -1 or in \[0, 6\)"):
+            gather_rows(x, torch.tensor([0, wrong]))
+
+
+def test_ops_write_into_what_they_are_given() -> None:
+    q, k, cache = randn(2, 4, 8), randn(2, 2, 8, seed=1), rope_cache(4, 8)
+    rotary = select("rotary_embedding", dtype=torch.float32)
+    positions, out = torch.tensor([3, 1]), (torch.empty(2, 4, 8), torch.empty(2, 2, 8))
+    got = rotary(q, k, cache, positions, out=out)
+    assert got[0] is out[0] and got[1] is out[1]
+    assert all(map(torch.equal, out, rotary(q, k, cache, positions)))
+    x, ids, row = randn(5, 8), torch.tensor([3]), torch.empty(1, 8)
+    embedding = select("embedding", dtype=torch.float32)
+    gather_rows = select("gather_rows", dtype=torch.float32)
+    for call in (
+        lambda: embedding(ids, x, out=row),
+        lambda: embedding(ids + 2, x, first_id=2, out=row),
+        lambda: gather_rows(x, ids, out=row),
+    ):
+        row.fill_(float("nan"))
+        assert call() is row
+        assert torch.equal(row[0], x[3])
+    with pytest.raises(ValueError, match=r"rotary_embedding: out must have shape \[2, 2, 8\]"):
+        rotary(q, k, cache, positions, out=(out[0], out[0]))
+    with pytest.raises(ValueError, match=r"embedding: out must have shape \[1, 8\]"):
+        embedding(ids, x, out=x)
+    with pytest.raises(ValueError, match=r"gather_rows: out must be torch.float32"):
+        gather_rows(x, ids, out=row.half())
+    with pytest.raises(ValueError, match=r"embedding: first_id must be None or non-negative"):
+        embedding(ids, x, first_id=-1)
+
+
 def test_dense_ops_name_what_is_wrong() -> None:
     rms_norm = select("rms_norm", dtype=torch.float32)
     rotary = select("rotary_embedding", dtype=torch.float32)

@@ -122,6 +122,23 @@ def test_copies_read_every_source_first(d_major: bool) -> None:
         assert torch.equal(cache[[0, 2, 4]], before[[0, 2, 4]])
 
 
+@pytest.mark.parametrize("index_dtype", [torch.int64, torch.int32])
+def test_pairs_in_a_tensor_are_copied_and_minus_one_is_skipped(index_dtype: torch.dtype) -> None:
+    k_cache, v_cache = caches()
+    kept = k_cache.clone(), v_cache.clone()
+    workspace = torch.empty(kv_copy_blocks.workspace_bytes(k_cache, 4), dtype=torch.uint8)
+    pairs = torch.tensor([[0, 3], [-1, 2], [3, 1], [4, -1]], dtype=index_dtype)
+    kv_copy_blocks(k_cache, v_cache, pairs, workspace=workspace)
+    for cache, before in zip((k_cache, v_cache), kept, strict=True):
+        assert torch.equal(cache, before[[0, 3, 2, 0, 4]])
+    with pytest.raises(ValueError, match=r"kv_copy_blocks: pairs must have shape \[C, 2\]"):
+        kv_copy_blocks(k_cache, v_cache, pairs[:, :1])
+    with pytest.raises(ValueError, match=r"kv_copy_blocks: pairs must be int64 or int32"):
+        kv_copy_blocks(k_cache, v_cache, pairs.float())
+    with pytest.raises(ValueError, match=r"kv_copy_blocks: pairs must name each destination once"):
+        kv_copy_blocks(k_cache, v_cache, pairs[[0, 0]])
+
+
 def test_copying_nothing_is_fine() -> None:
     k_cache, v_cache = caches()
     kept = k_cache.clone()

@@ -15,11 +15,14 @@ AGREED = [
     "BackendUnavailableError",
     "Embedding",
     "FormatError",
+    "GatherRows",
     "KVCopyBlocks",
     "KVWrite",
     "LayoutError",
     "Linear",
+    "NoConfigurationError",
     "NoImplementationError",
+    "NotPreparedError",
     "OpError",
     "PagedAttention",
     "PerTokenFp8",
@@ -40,6 +43,7 @@ AGREED = [
     "checksum_tensor",
     "detect_arch",
     "full_region",
+    "prepare",
     "select",
 ]
 

@@ -11,6 +11,7 @@ from syncline.model_ops_rocm import (
     BackendUnavailableError,
     NoImplementationError,
     available,
+    prepare,
     select,
 )
 from syncline.model_ops_rocm.registry import OPS
@@ -45,7 +46,8 @@ def test_the_listing_agrees_with_select_line_by_line() -> None:
         else:
             with pytest.raises((BackendUnavailableError, NoImplementationError)):
                 select(line.op, backend=line.backend, arch=line.arch, dtype=line.dtype)
-    assert all((line.why_not is None) == (line.backend == "torch") for line in lines)
+    assert all(line.why_not is None for line in lines if line.backend == "torch")
+    assert all(line.why_not is not None for line in lines if line.backend == "aiter")
 
 
 def test_the_listing_can_be_narrowed() -> None:
@@ -99,16 +101,45 @@ def test_an_aiter_that_cannot_be_imported_is_named_when_it_is_first_asked_for(
 def test_a_backend_without_kernels_says_what_else_there_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    install(tmp_path, monkeypatch, "triton", "triton", "")
-    monkeypatch.delitem(sys.modules, "triton", raising=False)
-    (line,) = available(op="rms_norm", backend="triton", arch="sm_90", dtype=torch.float16)
-    assert line.why_not == "it has no rms_norm for sm_90 and torch.float16 in this version"
+    install(tmp_path, monkeypatch, "amd-aiter", "aiter", "")
+    monkeypatch.delitem(sys.modules, "aiter", raising=False)
+    (line,) = available(op="rms_norm", backend="aiter", arch="gfx942", dtype=torch.float16)
+    assert line.why_not == "it has no rms_norm for gfx942 and torch.float16 in this version"
     with pytest.raises(NoImplementationError) as caught:
-        select("rms_norm", backend="triton", arch="sm_90", dtype=torch.float16)
+        select("rms_norm", backend="aiter", arch="gfx942", dtype=torch.float16)
     assert caught.value.existing == (
         "torch on cpu, gfx942, gfx950, sm_90 (float32, bfloat16, float16)",
+        "triton on gfx942, gfx950, sm_90 (float32, bfloat16, float16)",
     )
-    monkeypatch.delitem(sys.modules, "triton", raising=False)
+    monkeypatch.delitem(sys.modules, "aiter", raising=False)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
+def test_triton_without_a_gpu_is_refused_by_package_and_version(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install(tmp_path, monkeypatch, "pytorch-triton-rocm", "not_triton", "")
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    (line,) = available(op="rms_norm", backend="triton", arch="gfx950", dtype=torch.float16)
+    assert line.why_not == f"PyTorch {torch.__version__} sees no GPU"
+    with pytest.raises(BackendUnavailableError) as caught:
+        prepare("rms_norm", (), backend="triton", arch="gfx950", dtype=torch.float16)
+    assert (caught.value.package, caught.value.version) == ("triton", ">=3.6,<3.8")
+    assert caught.value.why == line.why_not
+    (line,) = available(op="rms_norm", backend="triton", arch="cpu", dtype=torch.float16)
+    assert line.why_not == "it runs on gfx942, gfx950, sm_90, not on cpu"
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    with pytest.raises(BackendUnavailableError, match=r"TRITON_INTERPRET is set"):
+        select("rms_norm", backend="triton", arch="gfx950", dtype=torch.float16)
+
+
+def test_preparing_the_torch_backend_runs_nothing() -> None:
+    residual = torch.ones(2, 4)
+    example = {"x_TH": residual, "weight_H": torch.ones(4), "eps": 1.0, "residual_TH": residual}
+    prepare("rms_norm", [example], dtype=torch.float32)
+    assert torch.equal(residual, torch.ones(2, 4))
+    with pytest.raises(NoImplementationError):
+        prepare("rms_norm", (), dtype=torch.int32)
 
 
 def test_a_dtype_or_arch_nobody_has_is_refused_with_the_facts() -> None:

@@ -9,6 +9,7 @@ from syncline.model_ops_rocm.arch import KNOWN_ARCHS, detect_arch
 from syncline.model_ops_rocm.contracts import (
     AttentionMetadata,
     Embedding,
+    GatherRows,
     KVCopyBlocks,
     KVWrite,
     Linear,
@@ -21,7 +22,9 @@ from syncline.model_ops_rocm.errors import (
     BackendUnavailableError,
     FormatError,
     LayoutError,
+    NoConfigurationError,
     NoImplementationError,
+    NotPreparedError,
     OpError,
 )
 from syncline.model_ops_rocm.formats import (
@@ -36,7 +39,7 @@ from syncline.model_ops_rocm.formats import (
 )
 from syncline.model_ops_rocm.layouts import RowMajor, Shuffle16x16, WeightLayout
 from syncline.model_ops_rocm.regions import Region, full_region
-from syncline.model_ops_rocm.registry import Availability, available, select
+from syncline.model_ops_rocm.registry import Availability, available, prepare, select
 
 __all__ = [
     "KNOWN_ARCHS",
@@ -45,11 +48,14 @@ __all__ = [
     "BackendUnavailableError",
     "Embedding",
     "FormatError",
+    "GatherRows",
     "KVCopyBlocks",
     "KVWrite",
     "LayoutError",
     "Linear",
+    "NoConfigurationError",
     "NoImplementationError",
+    "NotPreparedError",
     "OpError",
     "PagedAttention",
     "PerTokenFp8",
@@ -70,5 +76,6 @@ __all__ = [
     "checksum_tensor",
     "detect_arch",
     "full_region",
+    "prepare",
     "select",
 ]

@@ -6,7 +6,7 @@ one raises RuntimeError without ROCm. Knows no op.
 """
 
 import importlib.metadata
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -35,6 +35,7 @@ class Backend:
     `why_not(arch)` is None if the backend can be tried on `arch`, else one line; it imports nothing
     of the backend. `load()` imports the library and maps each op in `entries` to an implementation
     of its contract; it raises BackendUnavailableError if the import fails.
+    `prepare(implementation, examples)` compiles what calls with those arguments need.
     """
 
     name: str
@@ -43,6 +44,7 @@ class Backend:
     entries: tuple[OpEntry, ...]
     why_not: Callable[[str], str | None]
     load: Callable[[], Mapping[str, object]]
+    prepare: Callable[[object, Iterable[Mapping[str, object]]], None]
 
 
 def why_not_installed(package: str) -> str | None:

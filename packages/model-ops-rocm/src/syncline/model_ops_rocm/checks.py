@@ -47,6 +47,35 @@ def require_ndim(op: str, argument: str, tensor: torch.Tensor, ndim: int) -> Non
         refuse(op, argument, f"have {ndim} dimensions", list(tensor.shape))
 
 
+def require_contiguous(op: str, argument: str, tensor: torch.Tensor) -> None:
+    if not tensor.is_contiguous():
+        refuse(op, argument, "be contiguous", f"strides {tensor.stride()}")
+
+
+def require_pairs(op: str, pairs: torch.Tensor) -> None:
+    """(source, destination) rows on the device."""
+    if pairs.dtype not in INDEX_DTYPES:
+        refuse(op, "pairs", "be int64 or int32", pairs.dtype)
+    if pairs.ndim != 2 or pairs.shape[1] != 2:
+        refuse(op, "pairs", "have shape [C, 2]", list(pairs.shape))
+    require_contiguous(op, "pairs", pairs)
+
+
+def require_workspace(op: str, workspace: torch.Tensor | None, num_bytes: int) -> torch.Tensor:
+    """The workspace, which has at least `num_bytes`."""
+    limit = f"be contiguous uint8 with at least {num_bytes} entries"
+    if workspace is None:
+        refuse(op, "workspace", limit, None)
+    if (
+        workspace.dtype is not torch.uint8
+        or workspace.ndim != 1
+        or not workspace.is_contiguous()
+        or workspace.shape[0] < num_bytes
+    ):
+        refuse(op, "workspace", limit, f"{workspace.dtype} {list(workspace.shape)}")
+    return workspace
+
+
 def require_out(
     op: str, out: torch.Tensor, shape: tuple[int, ...] | torch.Size, dtype: torch.dtype
 ) -> None:

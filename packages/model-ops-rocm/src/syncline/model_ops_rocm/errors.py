@@ -3,6 +3,8 @@
     OpError
         BackendUnavailableError    the backend cannot run here: package, version, why
         NoImplementationError      the backend runs here, but has no such (op, arch, dtype)
+        NoConfigurationError       the op is there, but no configuration of it holds the shape
+        NotPreparedError           a launch would have compiled where that was ruled out
         LayoutError                a tensor or region does not fit a kernel layout
         FormatError                stored tensors or a region do not fit a storage format
 
@@ -47,6 +49,30 @@ class NoImplementationError(OpError):
         self.arch = arch
         self.dtype = dtype
         self.existing = tuple(existing)
+
+
+class NoConfigurationError(OpError):
+    """A backend's tables have no row for a shape; nothing was launched."""
+
+    def __init__(self, *, op: str, arch: str, dtype: torch.dtype, width: int) -> None:
+        super().__init__(f"{op}: no configuration for arch {arch!r}, {dtype} and width {width}")
+        self.op = op
+        self.arch = arch
+        self.dtype = dtype
+        self.width = width
+
+
+class NotPreparedError(OpError):
+    """A launch needed a kernel that `prepare` had not compiled; nothing was launched."""
+
+    def __init__(self, *, op: str, arch: str, dtype: torch.dtype) -> None:
+        super().__init__(
+            f"{op}: a kernel for {arch} and {dtype} is not compiled yet;"
+            " prepare the op for this shape, with tensors of these strides, before"
+        )
+        self.op = op
+        self.arch = arch
+        self.dtype = dtype
 
 
 class LayoutError(OpError):

@@ -4,7 +4,7 @@ Unit: one op. Knows which backends exist and asks them; a backend's library is i
 backend is first selected, never to list what is available.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cache
@@ -18,6 +18,7 @@ from syncline.model_ops_rocm.backends import Backend
 from syncline.model_ops_rocm.checks import FLOAT_DTYPES
 from syncline.model_ops_rocm.contracts import (
     Embedding,
+    GatherRows,
     KVCopyBlocks,
     KVWrite,
     Linear,
@@ -36,6 +37,7 @@ OPS: Final[dict[str, type]] = {
     "silu_and_mul": SiluAndMul,
     "linear": Linear,
     "embedding": Embedding,
+    "gather_rows": GatherRows,
     "kv_write": KVWrite,
     "kv_copy_blocks": KVCopyBlocks,
     "paged_attention": PagedAttention,
@@ -76,6 +78,10 @@ def select(
 ) -> Embedding: ...
 @overload
 def select(
+    op: Literal["gather_rows"], *, backend: str = ..., arch: str = ..., dtype: torch.dtype
+) -> GatherRows: ...
+@overload
+def select(
     op: Literal["kv_write"], *, backend: str = ..., arch: str = ..., dtype: torch.dtype
 ) -> KVWrite: ...
 @overload
@@ -109,6 +115,25 @@ def select(op: str, *, backend: str = "torch", arch: str = "cpu", dtype: torch.d
     raise NoImplementationError(
         op=op, backend=backend, arch=arch, dtype=dtype, existing=_existing(op)
     )
+
+
+def prepare(
+    op: str,
+    examples: Iterable[Mapping[str, object]],
+    *,
+    backend: str = "torch",
+    arch: str = "cpu",
+    dtype: torch.dtype,
+) -> None:
+    """Compile all that calls of `op` with these arguments need; run nothing, write nothing.
+
+    Each example is one call's keywords; its tensors may be on the `meta` device, which costs no
+    memory. A later call needs no other kernel if its tensors have the example's dtypes, strides,
+    last two sizes and whether a storage is over 2 GiB, and are aligned to 16 bytes; the number of
+    tokens, blocks, positions or rows may differ. Raises what `select` raises, and what the op does
+    for an argument.
+    """
+    BACKENDS[backend].prepare(select(op, backend=backend, arch=arch, dtype=dtype), examples)
 
 
 def available(

@@ -5,7 +5,7 @@ only where there is an AMD GPU: the import builds a C++ module and raises Runtim
 """
 
 import importlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Final
 
 from syncline.model_ops_rocm.backends import (
@@ -38,6 +38,10 @@ def _load() -> Mapping[str, object]:
     return {}
 
 
+def _prepare(op: object, examples: Iterable[Mapping[str, object]]) -> None:
+    """There is no op to prepare."""
+
+
 BACKEND: Final = Backend(
     name="aiter",
     package=_PACKAGE,
@@ -45,4 +49,5 @@ BACKEND: Final = Backend(
     entries=(),
     why_not=_why_not,
     load=_load,
+    prepare=_prepare,
 )

@@ -8,8 +8,10 @@ head n // (N // K).
 Common to all: floating tensors of one call share one dtype (float32, bfloat16 or float16) and one
 device; strides are free unless a contract says contiguous; `out`, where there is one, has the
 result's shape and dtype, aliases no input, and is returned. A bad argument is a ValueError naming
-op, argument, value and limit. Nothing here keeps a reference to a tensor after it returns, but for
-`PagedAttention` and its metadata.
+op, argument, value and limit. An op that needs memory of its own has a `workspace_bytes`, which
+says how much for the largest shapes, and takes a `workspace`; the others need none, given `out`.
+Nothing here keeps a reference to a tensor after it returns, but for `PagedAttention` and its
+metadata.
 """
 
 from syncline.model_ops_rocm.contracts.attention import (
@@ -20,6 +22,7 @@ from syncline.model_ops_rocm.contracts.attention import (
 )
 from syncline.model_ops_rocm.contracts.dense import (
     Embedding,
+    GatherRows,
     Linear,
     RMSNorm,
     RotaryEmbedding,
@@ -29,6 +32,7 @@ from syncline.model_ops_rocm.contracts.dense import (
 __all__ = [
     "AttentionMetadata",
     "Embedding",
+    "GatherRows",
     "KVCopyBlocks",
     "KVWrite",
     "Linear",

@@ -99,8 +99,9 @@ class KVWrite(Protocol):
 
         `slot_mapping` int64 or int32 [T]: a slot below NB * BS, or -1, which writes nothing. Other
         negative or too large slots are a ValueError with nothing written where the device can tell
-        (the CPU does). No two tokens may name one slot. `may_skip=False` promises that there is no
-        -1, which spares the look at the values; on the CPU a recorded step needs it.
+        (the CPU does), else they write nothing. No two tokens may name one slot. `may_skip=False`
+        promises that there is no -1, which spares the look at the values; on the CPU a recorded
+        step needs it.
         """
         ...
 
@@ -133,14 +134,25 @@ class PagedAttention(Protocol):
 class KVCopyBlocks(Protocol):
     """Copy whole blocks within a layer's cache."""
 
+    def workspace_bytes(self, k_cache: torch.Tensor, max_pairs: int) -> int:
+        """What `workspace` must hold for up to `max_pairs` pairs of blocks of such a cache."""
+        ...
+
     def __call__(
         self,
         k_cache: torch.Tensor,
         v_cache: torch.Tensor,
-        pairs: SequenceABC[tuple[int, int]],
+        pairs: SequenceABC[tuple[int, int]] | torch.Tensor,
+        *,
+        workspace: torch.Tensor | None = None,
     ) -> None:
         """For each (source, destination), in both caches; all sources are read before any write.
 
         0 <= id < NB, and no destination twice, else ValueError with nothing copied.
+
+        A recorded step passes `pairs` as a contiguous int64 or int32 tensor [C, 2] on the device,
+        and a `workspace`, uint8 of at least `workspace_bytes(k_cache, C)`; a pair with an id of -1
+        copies nothing. What is wrong in a tensor is refused where the device can tell (the CPU
+        does); else a pair with an id outside copies nothing.
         """
         ...

@@ -38,13 +38,15 @@ class RotaryEmbedding(Protocol):
         k_TKH: torch.Tensor,
         cos_sin_cache: torch.Tensor,
         positions_T: torch.Tensor,
+        *,
+        out: tuple[torch.Tensor, torch.Tensor] | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """New (q, k), each rotated by the angle of its token's absolute position.
+        """(q, k), each rotated by the angle of its token's absolute position; new, or `out`.
 
-        `cos_sin_cache` [P, D]: cos of the D/2 angles, then their sin, any floating dtype; it is
-        rounded to q's dtype first, and products and sums are in that dtype, as in transformers'
-        Qwen3. `positions_T` int64 [T], tokens, 0 <= position < P; one outside is a ValueError
-        where the device can tell (the CPU does).
+        `cos_sin_cache` [P, D]: cos of the D/2 angles, then their sin, any floating dtype of those
+        above; it is rounded to q's dtype first, and products and sums are in that dtype, as in
+        transformers' Qwen3. `positions_T` int64 or int32 [T], tokens, 0 <= position < P; one
+        outside is a ValueError where the device can tell (the CPU does), else the token is NaN.
         """
         ...
 
@@ -84,6 +86,33 @@ class Linear(Protocol):
 class Embedding(Protocol):
     """Rows of a table by token id."""
 
-    def __call__(self, ids_T: torch.Tensor, weight_VH: torch.Tensor) -> torch.Tensor:
-        """ids int64 or int32 [T], 0 <= id < V; the result is [T, H]. No rounding."""
+    def __call__(
+        self,
+        ids_T: torch.Tensor,
+        weight_VH: torch.Tensor,
+        *,
+        first_id: int | None = None,
+        out: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """ids int64 or int32 [T], 0 <= id < V; the result is [T, H]. No rounding.
+
+        With `first_id` >= 0 the weight is one shard of a table, rows [first_id, first_id + V): an
+        id outside of that gives a row of zeros, so that the sum over shards is the whole table's
+        row. Without it, an id outside is a ValueError where the device can tell (the CPU does),
+        else the row is NaN.
+        """
+        ...
+
+
+class GatherRows(Protocol):
+    """Some rows of a step's activations, such as the last token of each sequence."""
+
+    def __call__(
+        self, x_TH: torch.Tensor, rows_R: torch.Tensor, *, out: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """x [T, H], rows int64 or int32 [R]; the result is [R, H]. No rounding.
+
+        0 <= row < T, or -1, a padding entry, whose result is zero. Another one outside is a
+        ValueError where the device can tell (the CPU does), else the result is NaN.
+        """
         ...

@@ -3,7 +3,7 @@
 Knows no arguments. PyTorch runs these on every architecture; the tests run them on a CPU.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Final
 
 import torch
@@ -13,10 +13,11 @@ from syncline.model_ops_rocm.backends import Backend, OpEntry
 from syncline.model_ops_rocm.checks import FLOAT_DTYPES
 from syncline.model_ops_rocm.reference.activation import silu_and_mul
 from syncline.model_ops_rocm.reference.attention import TorchPagedAttention
-from syncline.model_ops_rocm.reference.kv import kv_copy_blocks, kv_write
-from syncline.model_ops_rocm.reference.linear import embedding, linear
+from syncline.model_ops_rocm.reference.kv import TorchKVCopyBlocks, kv_write
+from syncline.model_ops_rocm.reference.linear import linear
 from syncline.model_ops_rocm.reference.norm import rms_norm
 from syncline.model_ops_rocm.reference.rotary import rotary_embedding
+from syncline.model_ops_rocm.reference.rows import embedding, gather_rows
 
 _IMPLEMENTATIONS: Final[Mapping[str, object]] = {
     "rms_norm": rms_norm,
@@ -24,14 +25,19 @@ _IMPLEMENTATIONS: Final[Mapping[str, object]] = {
     "silu_and_mul": silu_and_mul,
     "linear": linear,
     "embedding": embedding,
+    "gather_rows": gather_rows,
     "kv_write": kv_write,
-    "kv_copy_blocks": kv_copy_blocks,
+    "kv_copy_blocks": TorchKVCopyBlocks(),
     "paged_attention": TorchPagedAttention(),
 }
 
 
 def _why_not(arch: str) -> str | None:
     return None
+
+
+def _prepare(op: object, examples: Iterable[Mapping[str, object]]) -> None:
+    """PyTorch's kernels are compiled already."""
 
 
 def _load() -> Mapping[str, object]:
@@ -47,4 +53,5 @@ BACKEND: Final = Backend(
     ),
     why_not=_why_not,
     load=_load,
+    prepare=_prepare,
 )

@@ -4,7 +4,13 @@ from collections.abc import Sequence as SequenceABC
 
 import torch
 
-from syncline.model_ops_rocm.checks import refuse, require_dtype, require_index, require_shape
+from syncline.model_ops_rocm.checks import (
+    refuse,
+    require_dtype,
+    require_index,
+    require_pairs,
+    require_shape,
+)
 from syncline.model_ops_rocm.reference.geometry import check_caches, stored_keys
 
 _WRITE = "kv_write"
@@ -54,13 +60,34 @@ def kv_write(
         refuse(_WRITE, "slot_mapping", f"be in [0, {num_blocks * block_size})", "one outside")
 
 
-def kv_copy_blocks(
+class TorchKVCopyBlocks:
+    """See `contracts.KVCopyBlocks`. What it needs while it copies, PyTorch allocates."""
+
+    __slots__ = ()
+
+    def workspace_bytes(self, k_cache: torch.Tensor, max_pairs: int) -> int:
+        return 0
+
+    def __call__(
+        self,
+        k_cache: torch.Tensor,
+        v_cache: torch.Tensor,
+        pairs: SequenceABC[tuple[int, int]] | torch.Tensor,
+        *,
+        workspace: torch.Tensor | None = None,
+    ) -> None:
+        check_caches(_COPY, k_cache, v_cache)
+        if isinstance(pairs, torch.Tensor):
+            require_pairs(_COPY, pairs)
+            pairs = [(int(one), int(other)) for one, other in pairs.tolist()]
+            pairs = [pair for pair in pairs if -1 not in pair]
+        if pairs:
+            _copy_blocks(k_cache, v_cache, pairs)
+
+
+def _copy_blocks(
     k_cache: torch.Tensor, v_cache: torch.Tensor, pairs: SequenceABC[tuple[int, int]]
 ) -> None:
-    """See `contracts.KVCopyBlocks`."""
-    check_caches(_COPY, k_cache, v_cache)
-    if not pairs:
-        return
     num_blocks = k_cache.shape[0]
     for pair in pairs:
         if not all(0 <= block_id < num_blocks for block_id in pair):

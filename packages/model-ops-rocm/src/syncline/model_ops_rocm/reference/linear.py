@@ -1,4 +1,4 @@
-"""Linear and embedding in PyTorch: products with, and rows of, a stored weight.
+"""Linear in PyTorch: products with a stored weight.
 
 Knows a layout's inverse, no kernel's tile: a shuffled weight is unshuffled on every call, because
 the reference must read the bytes that are stored, not a copy that an update could miss.
@@ -11,7 +11,6 @@ from syncline.model_ops_rocm.checks import (
     refuse,
     require_dtype,
     require_float,
-    require_index,
     require_ndim,
     require_out,
     require_shape,
@@ -19,7 +18,6 @@ from syncline.model_ops_rocm.checks import (
 from syncline.model_ops_rocm.layouts import RowMajor, WeightLayout
 
 _LINEAR = "linear"
-_EMBEDDING = "embedding"
 _ROW_MAJOR = RowMajor()
 
 
@@ -46,14 +44,3 @@ def linear(
         return result
     require_out(_LINEAR, out, result.shape, result.dtype)
     return out.copy_(result)
-
-
-def embedding(ids_T: torch.Tensor, weight_VH: torch.Tensor) -> torch.Tensor:
-    """See `contracts.Embedding`."""
-    require_float(_EMBEDDING, "weight", weight_VH)
-    require_ndim(_EMBEDDING, "weight", weight_VH, 2)
-    require_index(_EMBEDDING, "ids", ids_T, None)
-    try:
-        return weight_VH.index_select(0, ids_T)
-    except IndexError:
-        refuse(_EMBEDDING, "ids", f"be in [0, {weight_VH.shape[0]})", "one outside")

@@ -12,6 +12,7 @@ from syncline.model_ops_rocm.checks import (
     require_float,
     require_index,
     require_ndim,
+    require_out,
 )
 
 _OP = "rotary_embedding"
@@ -22,9 +23,14 @@ def rotary_embedding(
     k_TKH: torch.Tensor,
     cos_sin_cache: torch.Tensor,
     positions_T: torch.Tensor,
+    *,
+    out: tuple[torch.Tensor, torch.Tensor] | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """See `contracts.RotaryEmbedding`."""
     _check(q_TNH, k_TKH, cos_sin_cache, positions_T)
+    if out is not None:
+        require_out(_OP, out[0], q_TNH.shape, q_TNH.dtype)
+        require_out(_OP, out[1], k_TKH.shape, k_TKH.dtype)
     num_heads = q_TNH.shape[1]
     try:
         cos_sin = cos_sin_cache.index_select(0, positions_T).to(q_TNH.dtype).unsqueeze(1)
@@ -33,7 +39,9 @@ def rotary_embedding(
     cos, sin = cos_sin.chunk(2, dim=-1)
     first, second = torch.cat((q_TNH, k_TKH), dim=1).chunk(2, dim=-1)
     rotated = torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
-    return rotated[:, :num_heads], rotated[:, num_heads:]
+    if out is None:
+        return rotated[:, :num_heads], rotated[:, num_heads:]
+    return out[0].copy_(rotated[:, :num_heads]), out[1].copy_(rotated[:, num_heads:])
 
 
 def _check(
@@ -55,4 +63,5 @@ def _check(
             f"have shape [P, head_dim] with the even head_dim {head_dim}",
             list(cos_sin_cache.shape),
         )
+    require_float(_OP, "cos_sin_cache", cos_sin_cache)
     require_index(_OP, "positions", positions_T, num_tokens)

@@ -1,46 +1,108 @@
-"""The `triton` backend: named, found and refused properly; it has no kernels in this version.
+"""The `triton` backend as the registry sees it: which ops it has, where, and why not here.
 
-Knows the distribution and the architectures. Triton is imported by `load` alone.
+Triton itself is imported by `load`, `prepare` and `sealed` alone: to list what there is, or to
+import this package, needs none of it.
 """
 
 import importlib
-from collections.abc import Mapping
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Final
 
+import torch
+
+from syncline.model_ops_rocm.arch import detect_arch
 from syncline.model_ops_rocm.backends import (
     Backend,
+    OpEntry,
     why_not_arch,
     why_not_installed,
 )
+from syncline.model_ops_rocm.checks import FLOAT_DTYPES
 from syncline.model_ops_rocm.errors import BackendUnavailableError
+from syncline.model_ops_rocm.triton.targets import SUPPORTED_ARCHS
 
 _PACKAGE: Final = "triton"
-_VERSION: Final = "==3.7.0"
-_ARCHS: Final = ("gfx942", "gfx950", "sm_90")
+_VERSION: Final = ">=3.6,<3.8"
+# What ROCm builds of PyTorch bring is imported as `triton` too.
+_OTHER_PACKAGES: Final = ("triton-rocm", "pytorch-triton-rocm", "pytorch-triton")
+_OPS: Final[Mapping[str, tuple[str, str]]] = {
+    "rms_norm": ("norm", "rms_norm"),
+    "rotary_embedding": ("rotary", "rotary_embedding"),
+    "silu_and_mul": ("activation", "silu_and_mul"),
+    "embedding": ("rows", "embedding"),
+    "gather_rows": ("rows", "gather_rows"),
+    "kv_write": ("kv", "kv_write"),
+    "kv_copy_blocks": ("kv", "KV_COPY_BLOCKS"),
+}
 
 
 def _why_not(arch: str) -> str | None:
-    return why_not_arch(arch, _ARCHS) or why_not_installed(_PACKAGE)
+    why = why_not_arch(arch, SUPPORTED_ARCHS) or _why_not_installed()
+    if why is not None:
+        return why
+    if os.environ.get("TRITON_INTERPRET", "0") not in ("", "0"):
+        return "TRITON_INTERPRET is set, so kernels would be interpreted on the CPU"
+    if not torch.cuda.is_available():
+        return f"PyTorch {torch.__version__} sees no GPU"
+    found = detect_arch()
+    return None if found == arch else f"the GPU here is {found}, not {arch}"
+
+
+def _why_not_installed() -> str | None:
+    why = why_not_installed(_PACKAGE)
+    if any(why_not_installed(package) is None for package in _OTHER_PACKAGES):
+        return None
+    return why
 
 
 def _load() -> Mapping[str, object]:
     try:
         importlib.import_module("triton")
-    except ImportError as error:
+    except Exception as error:
         raise BackendUnavailableError(
             backend="triton",
             package=_PACKAGE,
             version=_VERSION,
             why=f"import triton raised {type(error).__name__}: {error}",
         ) from error
-    return {}
+    return {op: _implementation(op) for op in _OPS}
+
+
+def _implementation(op: str) -> object:
+    module, name = _OPS[op]
+    return vars(importlib.import_module(f"{__name__}.ops.{module}"))[name]
+
+
+def _prepare(op: object, examples: Iterable[Mapping[str, object]]) -> None:
+    from syncline.model_ops_rocm.triton.launch import LAUNCHER
+
+    assert callable(op)
+    with LAUNCHER.compiling():
+        for example in examples:
+            op(**example)
+
+
+@contextmanager
+def sealed() -> Iterator[None]:
+    """Inside, a launch that would compile raises NotPreparedError, with nothing launched.
+
+    What a process enters once its ops are prepared: a rank that compiled in the middle of a step
+    would keep the others waiting for seconds.
+    """
+    from syncline.model_ops_rocm.triton.launch import LAUNCHER
+
+    with LAUNCHER.sealed():
+        yield
 
 
 BACKEND: Final = Backend(
     name="triton",
     package=_PACKAGE,
     version=_VERSION,
-    entries=(),
+    entries=tuple(OpEntry(op=op, archs=SUPPORTED_ARCHS, dtypes=FLOAT_DTYPES) for op in _OPS),
     why_not=_why_not,
     load=_load,
+    prepare=_prepare,
 )

@@ -1,0 +1,91 @@
+"""The configurations, as tables keyed by (op, arch, dtype, shape bucket); imports no Triton.
+
+A bucket is the largest width it is meant for: of a normalised row, of a row of the result, of a
+head, of a block. A shape takes the narrowest bucket that holds it. No row of these tables came from
+a measurement yet: each was chosen so that a thread loads 16 bytes at a time, which
+docs/kernels-static.md shows.
+"""
+
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
+from typing import Final, NamedTuple
+
+import torch
+
+from syncline.model_ops_rocm.errors import NoConfigurationError
+from syncline.model_ops_rocm.triton.targets import LaunchConfig
+
+HALF_DTYPES: Final = (torch.bfloat16, torch.float16)
+ANY_WIDTH: Final = 2**31 - 1
+MAX_NORM_WIDTH: Final = 32_768
+
+
+class ConfigKey(NamedTuple):
+    """Which launches one configuration serves."""
+
+    op: str
+    arch: str
+    dtype: torch.dtype
+    up_to: int  # the bucket: the widest shape
+
+
+_Buckets = Mapping[int, LaunchConfig]
+_Row = tuple[ConfigKey, LaunchConfig]
+
+
+def _rows(op: str, arch: str, narrow: _Buckets, wide: _Buckets) -> Iterator[_Row]:
+    """`narrow` for the 2-byte dtypes, `wide` for float32."""
+    for dtype in HALF_DTYPES:
+        yield from ((ConfigKey(op, arch, dtype, up_to), config) for up_to, config in narrow.items())
+    yield from ((ConfigKey(op, arch, torch.float32, up), config) for up, config in wide.items())
+
+
+def _norm(num_warps: int, block_rows: int) -> LaunchConfig:
+    return LaunchConfig(num_warps=num_warps, constants={"BLOCK_ROWS": block_rows})
+
+
+def _flat(num_warps: int, block_width: int) -> LaunchConfig:
+    return LaunchConfig(num_warps=num_warps, constants={"BLOCK_WIDTH": block_width})
+
+
+def _heads(num_warps: int, block_heads: int) -> LaunchConfig:
+    return LaunchConfig(num_warps=num_warps, constants={"BLOCK_HEADS": block_heads})
+
+
+# A wavefront of AMD has 64 lanes and a warp of NVIDIA 32: with 8 elements of 2 bytes, or 4 of 4, in
+# each lane, one warp loads 512 or 256 elements at once.
+_NORM_AMD: Final = {128: _norm(1, 4), 1_024: _norm(2, 1), 4_096: _norm(8, 1)}
+_NORM_NVIDIA: Final = {128: _norm(1, 4), 1_024: _norm(4, 1), 4_096: _norm(8, 1)}
+_NORM_WIDEST: Final = {MAX_NORM_WIDTH: _norm(16, 1)}
+_GATHER: Final = ("gather_rows", "embedding")
+
+
+def _table() -> Iterator[_Row]:
+    for arch in ("gfx942", "gfx950"):
+        norm = _NORM_AMD | _NORM_WIDEST
+        yield from _rows("rms_norm", arch, norm, norm)
+        for op in ("silu_and_mul", "kv_copy_blocks", *_GATHER):
+            narrow = {1_024: _flat(1, 512), ANY_WIDTH: _flat(4, 2_048)}
+            wide = {1_024: _flat(1, 256), ANY_WIDTH: _flat(4, 1_024)}
+            yield from _rows(op, arch, narrow, wide)
+        for op in ("rotary_embedding", "kv_write"):
+            yield from _rows(op, arch, {64: _heads(1, 16), 256: _heads(1, 8)}, {256: _heads(1, 4)})
+    norm = _NORM_NVIDIA | _NORM_WIDEST
+    yield from _rows("rms_norm", "sm_90", norm, norm)
+    for op in ("silu_and_mul", "kv_copy_blocks", *_GATHER):
+        narrow = {1_024: _flat(1, 256), ANY_WIDTH: _flat(4, 1_024)}
+        wide = {1_024: _flat(1, 128), ANY_WIDTH: _flat(4, 512)}
+        yield from _rows(op, "sm_90", narrow, wide)
+    for op in ("rotary_embedding", "kv_write"):
+        yield from _rows(op, "sm_90", {64: _heads(1, 8), 256: _heads(1, 4)}, {256: _heads(1, 2)})
+
+
+CONFIGS: Final[Mapping[ConfigKey, LaunchConfig]] = MappingProxyType(dict(_table()))
+
+
+def key_for(op: str, arch: str, dtype: torch.dtype, width: int) -> ConfigKey:
+    """The narrowest bucket that holds `width`; NoConfigurationError if there is none."""
+    found = [key for key in CONFIGS if key[:3] == (op, arch, dtype) and key.up_to >= width]
+    if not found:
+        raise NoConfigurationError(op=op, arch=arch, dtype=dtype, width=width)
+    return min(found, key=lambda key: key.up_to)

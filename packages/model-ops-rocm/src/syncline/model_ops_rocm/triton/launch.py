@@ -1,0 +1,148 @@
+"""The one way from an op's wrapper to a kernel; importing it imports Triton.
+
+Unit: one launch. It picks the configuration, turns it into the options of the device at hand and
+launches, compiles without launching (`compiling`), or refuses to compile (`sealed`). Knows no op.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Final, Protocol  # Any: what Triton passes and returns
+
+import torch
+from triton import knobs
+from triton.runtime import driver
+
+from syncline.model_ops_rocm.arch import gfx_name
+from syncline.model_ops_rocm.checks import refuse
+from syncline.model_ops_rocm.errors import NotPreparedError
+from syncline.model_ops_rocm.triton.configs import CONFIGS, ConfigKey, key_for
+from syncline.model_ops_rocm.triton.targets import LaunchConfig, Target, launch_options
+
+# As the kernels were decorated: `TRITON_INTERPRET` is read once, when they are imported.
+IS_INTERPRETED: Final = bool(knobs.runtime.interpret)
+# What the interpreter computes does not depend on it; the block sizes come from its tables.
+INTERPRETED_ARCH: Final = "sm_90"
+
+
+class Kernel(Protocol):
+    """What is used of a `triton.jit` function."""
+
+    def run(self, *args: Any, grid: tuple[int, ...], warmup: bool, **options: Any) -> Any: ...
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., Any]: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class CompiledLaunch:
+    """A launch as it was compiled; `binary` is Triton's record, with `asm` and `metadata`."""
+
+    key: ConfigKey
+    config: LaunchConfig
+    constants: Mapping[str, object]
+    binary: Any  # triton.compiler.CompiledKernel
+
+
+class Launcher:
+    """Launches kernels on the current device. One per process; not for use by several threads."""
+
+    __slots__ = ("_archs", "_compiled", "_is_launching", "interpreted_arch")
+
+    def __init__(self) -> None:
+        self._archs: dict[int, str] = {}
+        self._compiled: list[CompiledLaunch] | None = None
+        self._is_launching = False
+        self.interpreted_arch = INTERPRETED_ARCH
+
+    @property
+    def is_compiling(self) -> bool:
+        """Whether launches only compile, so that tensors may be on the meta device."""
+        return self._compiled is not None
+
+    def config(self, op: str, dtype: torch.dtype, width: int) -> tuple[ConfigKey, LaunchConfig]:
+        """What the current device's tables hold for the shape; NoConfigurationError if nothing."""
+        key = key_for(op, self._arch(), dtype, width)
+        return key, CONFIGS[key]
+
+    def launch(
+        self,
+        kernel: Kernel,
+        grid: tuple[int, ...],
+        chosen: tuple[ConfigKey, LaunchConfig],
+        args: tuple[object, ...],
+        constants: Mapping[str, object],
+    ) -> None:
+        """Run `kernel` over `grid`, which must not be empty, with the configuration `chosen`."""
+        key, config = chosen
+        constants = {**config.constants, **constants}
+        if IS_INTERPRETED:
+            kernel[grid](*args, **constants)
+            return
+        options = launch_options(Target.of_arch(key.arch), config)
+        self._is_launching = True
+        try:
+            binary = kernel.run(
+                *args, grid=grid, warmup=self._compiled is not None, **constants, **options
+            )
+        finally:
+            self._is_launching = False
+        if binary is None:
+            raise NotPreparedError(op=key.op, arch=key.arch, dtype=key.dtype)
+        if self._compiled is not None:
+            self._compiled.append(
+                CompiledLaunch(key=key, config=config, constants=constants, binary=binary)
+            )
+
+    @contextmanager
+    def compiling(self) -> Iterator[list[CompiledLaunch]]:
+        """Inside, launches compile and do not run; the list grows by one entry per launch."""
+        if self._compiled is not None:
+            raise RuntimeError("compiling() is not reentrant")
+        self._compiled = []
+        try:
+            yield self._compiled
+        finally:
+            self._compiled = None
+
+    @contextmanager
+    def sealed(self) -> Iterator[None]:
+        """Inside, a launch that would compile raises NotPreparedError before anything ran."""
+        earlier = knobs.runtime.jit_cache_hook
+        # Another library's kernels share the hook: only our own launches are refused.
+        knobs.runtime.jit_cache_hook = lambda **facts: (
+            self._is_launching or bool(earlier is not None and earlier(**facts))
+        )
+        try:
+            yield
+        finally:
+            knobs.runtime.jit_cache_hook = earlier
+
+    def _arch(self) -> str:
+        if IS_INTERPRETED:
+            return self.interpreted_arch
+        device = driver.active.get_current_device()
+        if device not in self._archs:
+            target = driver.active.get_current_target()
+            is_hip = target.backend == "hip"
+            self._archs[device] = gfx_name(target.arch) if is_hip else f"sm_{target.arch}"
+        return self._archs[device]
+
+
+LAUNCHER: Final = Launcher()
+
+
+def require_reachable(op: str, **tensors: torch.Tensor | None) -> None:
+    """Every tensor is on the device that kernels run on: the current one.
+
+    A kernel started on another device than its tensors' reads what it may not, or fails in a way
+    that ends the process. In the interpreter tensors are on the CPU.
+    """
+    if IS_INTERPRETED:
+        expected = torch.device("cpu")
+    elif LAUNCHER.is_compiling:
+        return
+    else:
+        expected = torch.device("cuda", torch.cuda.current_device())
+    for name, tensor in tensors.items():
+        if tensor is not None and tensor.device != expected:
+            refuse(op, name, f"be on the current device, {expected}", tensor.device)
