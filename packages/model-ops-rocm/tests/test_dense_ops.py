@@ -1,5 +1,7 @@
 """RMSNorm, rotary, SwiGLU, linear and embedding against plain formulas, bit for bit in float32."""
 
+from collections.abc import Callable
+
 import pytest
 import torch
 
@@ -197,11 +199,12 @@ def test_ops_write_into_what_they_are_given() -> None:
     x, ids, row = randn(5, 8), torch.tensor([3]), torch.empty(1, 8)
     embedding = select("embedding", dtype=torch.float32)
     gather_rows = select("gather_rows", dtype=torch.float32)
-    for call in (
+    calls: list[Callable[[], torch.Tensor]] = [
         lambda: embedding(ids, x, out=row),
         lambda: embedding(ids + 2, x, first_id=2, out=row),
         lambda: gather_rows(x, ids, out=row),
-    ):
+    ]
+    for call in calls:
         row.fill_(float("nan"))
         assert call() is row
         assert torch.equal(row[0], x[3])

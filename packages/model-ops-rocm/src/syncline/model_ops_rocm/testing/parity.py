@@ -149,8 +149,8 @@ def _rotary(num_tokens: int, heads: tuple[int, int], head_dim: int, *, out: bool
         fused = make.randn(num_tokens, width, pad=8)
         cut = heads[0] * head_dim
         call: Arguments = {
-            "q_TNH": fused[:, :cut].unflatten(1, (heads[0], head_dim)),
-            "k_TKH": fused[:, cut:].unflatten(1, (heads[1], head_dim)),
+            "q_TNH": fused[:, :cut].view(num_tokens, heads[0], head_dim),
+            "k_TKH": fused[:, cut:].view(num_tokens, heads[1], head_dim),
             "cos_sin_cache": make.angles(50, head_dim),
             "positions_T": make.distinct(num_tokens, 50),
         }
@@ -190,13 +190,13 @@ def _gather(num_rows: int, width: int) -> Case:
 def _kv_write(num_tokens: int, heads: int, block_size: int, head_dim: int) -> Case:
     def build(make: Maker) -> Arguments:
         fused = make.randn(num_tokens, 2 * heads * head_dim, pad=8)
-        k, v = fused.chunk(2, dim=1) if num_tokens else (fused, fused)
+        k, v = fused.chunk(2, dim=1)
         cut = heads * head_dim
         slots = make.distinct(num_tokens, 9 * block_size, torch.int32)
         slots[2::4] = -1
         return {
-            "k_TKH": k[:, :cut].unflatten(1, (heads, head_dim)),
-            "v_TKH": v[:, :cut].unflatten(1, (heads, head_dim)),
+            "k_TKH": k[:, :cut].view(num_tokens, heads, head_dim),
+            "v_TKH": v[:, :cut].view(num_tokens, heads, head_dim),
             "k_cache": make.nan(9, heads, block_size, head_dim),
             "v_cache": make.nan(9, heads, block_size, head_dim),
             "slot_mapping": slots,
