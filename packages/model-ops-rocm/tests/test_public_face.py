@@ -6,7 +6,7 @@ from pathlib import Path
 
 import syncline
 import syncline.model_ops_rocm as ops
-from syncline.model_ops_rocm import layouts
+from syncline.model_ops_rocm import kv, layouts
 
 AGREED = [
     "KNOWN_ARCHS",
@@ -104,6 +104,13 @@ def test_import_and_listing_touch_no_kernel_library() -> None:
         [sys.executable, "-c", script], capture_output=True, text=True, check=True
     )
     assert result.stdout.strip() == "[]"
+
+
+def test_the_kv_layouts_exported_are_the_agreed_ones() -> None:
+    agreed = ["KVLayout", "KVOrder", "KVPool", "KVScale", "Side"]
+    agreed += ["logical_caches", "read_tokens", "write_tokens"]
+    assert kv.__all__ == agreed
+    assert all(name in vars(kv) for name in agreed)
 
 
 def test_the_layouts_exported_are_the_agreed_ones() -> None:
