@@ -181,3 +181,22 @@ def test_what_a_hold_cannot_be_used_for_is_refused_and_changes_nothing() -> None
     kv.check_integrity([source])
     kv.release(source)
     assert kv.num_free_blocks == 8
+
+
+def test_what_a_sample_computes_behind_the_prompt_can_be_hit() -> None:
+    """Its chain goes on where the shared blocks end, whatever the prompt's length."""
+    for num_tokens in range(1, 13):
+        kv = KVCacheManager(20, SIZE)
+        device = Device(kv)
+        prompt = list(range(num_tokens))
+        hold = hold_of(kv, computed(kv, device, prompt), num_tokens)
+        sample = kv.new_table()
+        reservation = kv.prompt_holds.reserve(sample, 16, hold)
+        assert reservation is not None
+        tokens = [*prompt, *range(50, 66 - num_tokens)]
+        kv.publish(sample, tokens, 16, kv.kv_epoch)
+        match = kv.match(kv.new_table(), [*tokens, 9], 16)
+        assert match.num_tokens == 16
+        assert match.block_ids[num_tokens // SIZE :] == tuple(
+            sample.block_ids[num_tokens // SIZE :]
+        )

@@ -20,7 +20,8 @@ from hypothesis.stateful import (
     rule,
 )
 
-from syncline.kv_cache import KVCacheManager
+from syncline.kv_cache import KVCacheManager, PrefixIndex
+from syncline.kv_cache.testing import colliding_key
 from syncline.scheduler_core import (
     FinishReason,
     IdleCause,
@@ -80,6 +81,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         caching=st.booleans(),
         threshold=st.sampled_from([0, 0, 3]),
         max_num_partial=st.sampled_from([None, None, 1]),
+        collides=st.booleans(),
     )
     def create(  # noqa: PLR0913 reason: one parameter per choice
         self,
@@ -90,6 +92,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         caching: bool,
         threshold: int,
         max_num_partial: int | None,
+        collides: bool,
     ) -> None:
         self.config = SchedulerConfig(
             max_num_seqs=max_num_seqs,
@@ -99,7 +102,12 @@ class SchedulerMachine(RuleBasedStateMachine):
             long_prefill_token_threshold=threshold,
             max_num_partial_prefills=max_num_partial,
         )
-        self.kv = KVCacheManager(num_blocks, BLOCK_SIZE, enable_prefix_caching=caching)
+        self.kv = KVCacheManager(
+            num_blocks,
+            BLOCK_SIZE,
+            enable_prefix_caching=caching,
+            index=PrefixIndex(colliding_key) if collides else None,
+        )
         self.scheduler = Scheduler(self.config, self.kv)
         self.runner = OracleRunner(
             OracleKV(num_blocks, BLOCK_SIZE),
@@ -119,7 +127,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         prompts=st.lists(PROMPTS, min_size=1, max_size=3),
         max_tokens=st.integers(1, 14),
         min_tokens=st.integers(0, 8),
-        num_samples=st.integers(1, 3),
+        num_samples=st.integers(1, 4),
         ignore_eos=st.booleans(),
         shares=st.booleans(),
     )
@@ -215,6 +223,10 @@ class SchedulerMachine(RuleBasedStateMachine):
     @rule()
     def preempt_one(self) -> None:
         self.scheduler.preempt_one()
+
+    @rule()
+    def preempt_all(self) -> None:
+        self.scheduler.preempt_all()
 
     @precondition(lambda self: self.unfinished)
     @rule(

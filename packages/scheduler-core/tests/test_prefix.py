@@ -27,7 +27,7 @@ def run_alone(scheduler: Scheduler, request: Request) -> list[int]:
 
 
 def test_a_fully_cached_prompt_copies_its_last_block_and_computes_one_token() -> None:
-    """Blocks of 4, a prompt of 8, three times in a row."""
+    """B07: blocks of 4, a prompt of 8, three times in a row."""
     kv = KVCacheManager(16, 4)
     scheduler = Scheduler(make_config(), kv)
     assert run_alone(scheduler, make_request("a", list(range(8)), 2)) == [8]
@@ -142,7 +142,7 @@ def test_output_blocks_are_shared_when_a_conversation_goes_on() -> None:
 
 
 def test_hits_that_nobody_holds_are_not_free_blocks_as_well() -> None:
-    """Pool 4 of 4: two cached blocks, one held; a request of two hits and two more must wait."""
+    """B06: pool 4 of 4, two blocks cached, one held; two hits and two more must wait."""
     kv = KVCacheManager(4, 4)
     scheduler = Scheduler(make_config(), kv)
     run_alone(scheduler, make_request("r1", list(range(8)), 1))
@@ -163,7 +163,7 @@ def test_hits_that_nobody_holds_are_not_free_blocks_as_well() -> None:
 
 @pytest.mark.parametrize("opted_out", [False, True])
 def test_chunks_advance_without_a_prefix_cache(opted_out: bool) -> None:
-    """Pool 8 of 4, budget 4, prompt 12: chunk by chunk, whether the cache is off or unused."""
+    """B10: pool 8 of 4, budget 4, prompt 12, chunk by chunk, whether the cache is off or unused."""
     kv = KVCacheManager(8, 4, enable_prefix_caching=opted_out)
     scheduler = Scheduler(make_config(max_num_seqs=4, max_num_batched_tokens=4), kv)
     request = make_request("a", list(range(12)), 2)
@@ -203,7 +203,7 @@ def test_kv_is_not_shared_across_salts_or_adapters(salt: str, adapter: str) -> N
 
 
 def test_old_entries_do_not_outlive_their_blocks() -> None:
-    """Pool 2 of 4, 100 rounds of fresh prompts: the old prefix is gone and the index is small."""
+    """B05: pool 2 of 4, 100 rounds of fresh prompts: the old prefix is gone, the index small."""
     kv = KVCacheManager(2, 4)
     scheduler = Scheduler(make_config(), kv)
     assert run_alone(scheduler, make_request("r1", [1, 2, 3, 4, 5], 1)) == [5]

@@ -274,10 +274,10 @@ class Sequence:
     def take_prompt_columns(self, source: "Sequence") -> None:
         """Record what `source` has at the positions of the same prompt, where its request asks."""
         for name in sorted(self.request.required_prompt_columns):
-            column = self.columns.setdefault(name, {})
+            mine = self.columns.setdefault(name, {})
             for position, value in source.columns.get(name, {}).items():
                 if position < self.num_prompt_tokens:
-                    column.setdefault(position, value)
+                    mine.setdefault(position, value)
 
     def begin_prefill(self, row: RowId, num_cached_tokens: int) -> None:
         """Admitted with the KV that it holds, of which so many tokens are prefix hits."""
