@@ -79,7 +79,7 @@ class Siblings:
             group.leader = sequence
 
     def note_admission(self, sequence: Sequence, group: RequestGroup) -> None:
-        """It leads if it has more to compute than each sample would compute anyway."""
+        """It leads unless each sample finds as much in the cache: all but the last token."""
         group.has_started = True
         group.unbegun.pop(sequence.seq_id, None)
         if not group.unbegun:
@@ -89,8 +89,8 @@ class Siblings:
         has_columns_already = (
             sequence.has_computed_prompt and sequence.request.required_prompt_columns
         )
-        has_prompt = sequence.num_computed_tokens >= sequence.num_prompt_tokens - 1
-        if has_prompt or has_columns_already:
+        is_cached = sequence.num_cached_tokens >= sequence.num_prompt_tokens - 1
+        if is_cached or has_columns_already:
             self.note_loss(sequence, group)
         elif group.leader is None and group.hold is None:
             group.leader = sequence
