@@ -24,6 +24,8 @@ class BlockTable:
         "keys",
         "num_expected",
         "num_published",
+        "packed",
+        "packed_from",
         "parent",
         "root",
     )
@@ -36,6 +38,8 @@ class BlockTable:
         self.keys: list[BlockKey] = []
         self.num_published = 0
         self.num_expected = 0  # Full blocks [num_published, num_expected) are being computed.
+        self.packed = b""  # Tokens of full blocks from `packed_from` on, until they are published.
+        self.packed_from = 0
         self.parent: PrefixEntry | CacheRoot | None = root  # None: cut, nothing more is listed.
 
     @property

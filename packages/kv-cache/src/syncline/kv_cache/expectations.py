@@ -37,7 +37,12 @@ class Expectations:
     def settle(self, table: BlockTable, start: int, stop: int) -> None:
         """The table no longer computes its blocks [start, stop), as far as it was expected to."""
         num_tables, watched = self._num_tables, self._watched
-        for key in table.keys[start : min(stop, table.num_expected)]:
+        keys = table.keys[start : min(stop, table.num_expected)]
+        if sum(map(num_tables.__getitem__, keys)) == len(keys) and watched.isdisjoint(keys):
+            # One table for each and nobody asked. A loop in C: `__delitem__` gives None.
+            any(map(num_tables.__delitem__, keys))
+            return
+        for key in keys:
             num_others = num_tables.pop(key) - 1
             if num_others:
                 num_tables[key] = num_others

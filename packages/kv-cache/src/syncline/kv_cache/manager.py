@@ -9,7 +9,7 @@ from collections.abc import Sequence as SequenceABC
 
 from syncline.kv_cache.block_pool import BlockPool
 from syncline.kv_cache.block_table import BlockTable, Lease
-from syncline.kv_cache.chains import describe, pack_blocks, renew_root
+from syncline.kv_cache.chains import describe, drop_packed, pack_blocks, renew_root
 from syncline.kv_cache.errors import BlockNotHeldError, BlocksInUseError, KVCacheError
 from syncline.kv_cache.expectations import Expectations
 from syncline.kv_cache.matching import PrefixMatch, longest_match, verify
@@ -140,7 +140,7 @@ class KVCacheManager:
         renew_root(table, self._kv_epoch)
         # At most one block more than may be shared: the one that ends at max_tokens + 1.
         num_described = min(max_tokens + 1, len(token_ids)) // self.block_size
-        packed = pack_blocks(token_ids, self.block_size, 0, num_described)
+        packed = pack_blocks(table, token_ids, 0, num_described)
         describe(table, packed, 0, num_described, self._index.key_of)
         return longest_match(
             self._index,
@@ -195,7 +195,7 @@ class KVCacheManager:
         num_full = min(up_to_position, len(token_ids)) // self.block_size
         first = len(table.keys)
         if first < num_full:
-            packed = pack_blocks(token_ids, self.block_size, first, num_full)
+            packed = pack_blocks(table, token_ids, first, num_full)
             describe(table, packed, first, num_full, self._index.key_of)
         self._expectations.expect(table, num_full)
 
@@ -241,7 +241,7 @@ class KVCacheManager:
         if not self._is_publishable(table):
             return 0
         first, width = table.num_published, self.block_size * TOKEN_BYTES
-        packed = pack_blocks(token_ids, self.block_size, first, num_full)
+        packed = pack_blocks(table, token_ids, first, num_full)
         describe(table, packed, first, num_full, self._index.key_of)
         self._expectations.settle(table, first, num_full)
         listed: list[BlockId] = []
@@ -255,6 +255,7 @@ class KVCacheManager:
             self._pool.mark_cached(*listed)
             for block_id in displaced:  # After the marks: it may have been listed just now.
                 self._pool.unmark_cached(block_id)
+        drop_packed(table, num_full)
         table.num_published = num_full
         table.num_expected = max(table.num_expected, num_full)
         self._num_published += len(listed)
@@ -265,6 +266,7 @@ class KVCacheManager:
         self._expectations.drop(table)
         self._pool.free(reversed(table.block_ids))
         table.block_ids.clear()
+        table.packed = b""
         table.num_published = 0
         table.num_expected = 0
         table.parent = table.root

@@ -7,9 +7,10 @@ Source: automatic prefix caching, vLLM v1 (hash chain per full block). Differs: 
 on every hit, and the first block published for a content stays canonical (no entry is taken over).
 """
 
-from array import array
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as SequenceABC
+from struct import error as struct_error
+from struct import pack, unpack
 from typing import Final, Protocol
 
 from syncline.kv_cache.types import BlockId, BlockKey, CacheRoot
@@ -17,21 +18,22 @@ from syncline.kv_cache.types import BlockId, BlockKey, CacheRoot
 Chunk = bytes
 """The token ids of one full block, packed by `pack_tokens`: compact, and quick to cut and hash."""
 
-TOKEN_BYTES: Final = 8
+TOKEN_BYTES: Final = 4
 
 
 def pack_tokens(token_ids: SequenceABC[int]) -> bytes:
-    """TOKEN_BYTES for each id. Raises ValueError for an id outside [0, 2**64)."""
+    """TOKEN_BYTES for each id. Raises ValueError for an id outside [0, 2**32)."""
     try:
-        return array("Q", token_ids).tobytes()
-    except OverflowError:
+        return pack(f"{len(token_ids)}I", *token_ids)  # Half as long again with array().
+    except struct_error:
         raise ValueError(
-            f"token_ids must be between 0 and 2**64 - 1, got {min(token_ids)} to {max(token_ids)}"
+            f"token_ids must be integers between 0 and 2**32 - 1, got {min(token_ids)} to "
+            f"{max(token_ids)}"
         ) from None
 
 
 def unpack_tokens(packed: bytes) -> tuple[int, ...]:
-    return tuple(array("Q", packed))
+    return unpack(f"{len(packed) // TOKEN_BYTES}I", packed)
 
 
 def chain_key(parent: BlockKey, chunk: Chunk) -> BlockKey:

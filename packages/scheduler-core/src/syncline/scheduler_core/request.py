@@ -4,10 +4,11 @@ Knows nothing of sampling parameters, text or weights: stop strings come as a `S
 """
 
 import math
-from array import array
 from collections.abc import Callable
 from collections.abc import Sequence as SequenceABC
 from dataclasses import dataclass
+from struct import error as struct_error
+from struct import pack
 from typing import Protocol
 
 from syncline.scheduler_core.connectors.values import RemotePrefill
@@ -103,10 +104,11 @@ class Request:
         if not self.prompt_token_ids:
             raise ValueError(f"prompt_token_ids of request {self.request_id!r} must not be empty")
         try:
-            array("Q", self.prompt_token_ids)  # Both bounds in one pass, faster than min().
-        except OverflowError:
+            # Both bounds in one pass, faster than min().
+            pack(f"{len(self.prompt_token_ids)}I", *self.prompt_token_ids)
+        except struct_error:
             lowest, highest = min(self.prompt_token_ids), max(self.prompt_token_ids)
-            bound = f"at least 0, got {lowest}" if lowest < 0 else f"below 2**64, got {highest}"
+            bound = f"at least 0, got {lowest}" if lowest < 0 else f"below 2**32, got {highest}"
             raise ValueError(
                 f"prompt_token_ids of request {self.request_id!r} must be {bound}"
             ) from None
