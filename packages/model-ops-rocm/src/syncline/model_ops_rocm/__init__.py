@@ -28,7 +28,11 @@ from syncline.model_ops_rocm.errors import (
     OpError,
 )
 from syncline.model_ops_rocm.formats import (
+    AmaxPartial,
+    Encoded,
+    Padding,
     PerTokenFp8,
+    Quantised,
     Recipe,
     StorageFormat,
     TensorSpec,
@@ -38,17 +42,34 @@ from syncline.model_ops_rocm.formats import (
     checksum_tensor,
 )
 from syncline.model_ops_rocm.layouts import RowMajor, Shuffle16x16, WeightLayout
+from syncline.model_ops_rocm.quant import (
+    CodeType,
+    E4m3fnuzWeight,
+    E4m3fnWeight,
+    E8m0Mode,
+    Granularity,
+    ScaleType,
+    ZeroRule,
+    to_e4m3fnuz,
+)
 from syncline.model_ops_rocm.regions import Region, full_region
 from syncline.model_ops_rocm.registry import Availability, available, prepare, select
 
 __all__ = [
     "KNOWN_ARCHS",
+    "AmaxPartial",
     "AttentionMetadata",
     "Availability",
     "BackendUnavailableError",
+    "CodeType",
+    "E4m3fnWeight",
+    "E4m3fnuzWeight",
+    "E8m0Mode",
     "Embedding",
+    "Encoded",
     "FormatError",
     "GatherRows",
+    "Granularity",
     "KVCopyBlocks",
     "KVWrite",
     "LayoutError",
@@ -57,19 +78,23 @@ __all__ = [
     "NoImplementationError",
     "NotPreparedError",
     "OpError",
+    "Padding",
     "PagedAttention",
     "PerTokenFp8",
+    "Quantised",
     "RMSNorm",
     "Recipe",
     "Region",
     "RotaryEmbedding",
     "RowMajor",
+    "ScaleType",
     "Shuffle16x16",
     "SiluAndMul",
     "StorageFormat",
     "TensorSpec",
     "Unquantised",
     "WeightLayout",
+    "ZeroRule",
     "available",
     "checksum_logical",
     "checksum_stored",
@@ -78,4 +103,5 @@ __all__ = [
     "full_region",
     "prepare",
     "select",
+    "to_e4m3fnuz",
 ]

@@ -5,16 +5,19 @@ from syncline.model_ops_rocm.formats.checksums import (
     checksum_stored,
     checksum_tensor,
 )
-from syncline.model_ops_rocm.formats.recipes import (
-    PerTokenFp8,
-    Recipe,
-    TensorSpec,
-    Unquantised,
-)
+from syncline.model_ops_rocm.formats.padding import Padding
+from syncline.model_ops_rocm.formats.partials import AmaxPartial
+from syncline.model_ops_rocm.formats.per_token import PerTokenFp8
+from syncline.model_ops_rocm.formats.quantised import Quantised
+from syncline.model_ops_rocm.formats.recipes import Encoded, Recipe, TensorSpec, Unquantised
 from syncline.model_ops_rocm.formats.storage_format import StorageFormat
 
 __all__ = [
+    "AmaxPartial",
+    "Encoded",
+    "Padding",
     "PerTokenFp8",
+    "Quantised",
     "Recipe",
     "StorageFormat",
     "TensorSpec",

@@ -1,26 +1,22 @@
 """Recipes: how the numbers of a weight become codes and scales; knows no layout.
 
-Unit: tensors in logical order. A recipe names its stored tensors; "weight" holds the codes and has
-the logical shape, so a layout can permute it. Scales stay row-major.
+Unit: tensors in logical order. A recipe names its stored tensors; "weight" holds the codes, so a
+layout can permute it: it has the logical shape, but for codes packed along the last dimension.
+Scales stay row-major.
 """
 
 import math
 from collections.abc import Mapping
 from collections.abc import Sequence as SequenceABC
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Final, Protocol
 
 import torch
 
-from syncline.model_ops_rocm.quant import (
-    FP8_MAX,
-    per_token_fp8_decode,
-    per_token_fp8_encode,
-)
-from syncline.model_ops_rocm.regions import Region, region_numel
+from syncline.model_ops_rocm.regions import Region
 
-WEIGHT = "weight"
-WEIGHT_SCALE = "weight_scale"
+WEIGHT: Final = "weight"
+WEIGHT_SCALE: Final = "weight_scale"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +31,19 @@ class TensorSpec:
         return math.prod(self.shape) * self.dtype.itemsize
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Encoded:
+    """Stored tensors of one region, and whether it held anything that has no code.
+
+    `nonfinite` is a bool of no dimensions on the source's device, so that nobody need wait for it:
+    an infinity or a NaN in the source, or a given scale that is no positive number. None when the
+    recipe has no scales: then such values are stored as they are.
+    """
+
+    tensors: Mapping[str, torch.Tensor]
+    nonfinite: torch.Tensor | None
+
+
 class Recipe(Protocol):
     """One way to store numbers; compared by value."""
 
@@ -46,16 +55,35 @@ class Recipe(Protocol):
         """The stored tensors by name. ValueError for a shape the recipe cannot hold."""
         ...
 
+    def logical_shape(self, weight_shape: SequenceABC[int]) -> tuple[int, ...]:
+        """The shape whose "weight" has this one."""
+        ...
+
+    def code_region(self, region: Region) -> Region | None:
+        """The same rectangle of "weight"; None if it cuts an element that holds several codes."""
+        ...
+
     def is_whole_domain(self, logical_shape: SequenceABC[int], region: Region) -> bool:
         """Whether every scale that `region` touches depends on `region` alone."""
         ...
 
-    def scale_region(self, region: Region) -> dict[str, Region]:
-        """For each stored tensor but the weight, the part that a whole region owns."""
+    def scale_region(self, logical_shape: SequenceABC[int], region: Region) -> dict[str, Region]:
+        """For each stored tensor but the weight, the part that the region touches."""
         ...
 
-    def encode(self, source: torch.Tensor) -> dict[str, torch.Tensor]:
-        """The stored tensors of a source that is whole in the scales' domain."""
+    def encode(
+        self,
+        source: torch.Tensor,
+        *,
+        logical_shape: SequenceABC[int],
+        region: Region,
+        scales: torch.Tensor | None = None,
+    ) -> Encoded:
+        """The stored tensors of `region`, not empty: codes, and the scales that it touches.
+
+        Without `scales` the region is whole in their domain. With them, the whole weight's, they
+        are used as they are.
+        """
         ...
 
     def decode(self, stored: Mapping[str, torch.Tensor]) -> torch.Tensor:
@@ -82,60 +110,29 @@ class Unquantised:
     def storage_spec(self, logical_shape: SequenceABC[int]) -> dict[str, TensorSpec]:
         return {WEIGHT: TensorSpec(shape=tuple(logical_shape), dtype=self.dtype)}
 
+    def logical_shape(self, weight_shape: SequenceABC[int]) -> tuple[int, ...]:
+        return tuple(weight_shape)
+
+    def code_region(self, region: Region) -> Region | None:
+        return region
+
     def is_whole_domain(self, logical_shape: SequenceABC[int], region: Region) -> bool:
         return True
 
-    def scale_region(self, region: Region) -> dict[str, Region]:
+    def scale_region(self, logical_shape: SequenceABC[int], region: Region) -> dict[str, Region]:
         return {}
 
-    def encode(self, source: torch.Tensor) -> dict[str, torch.Tensor]:
-        return {WEIGHT: source.to(self.dtype)}
+    def encode(
+        self,
+        source: torch.Tensor,
+        *,
+        logical_shape: SequenceABC[int],
+        region: Region,
+        scales: torch.Tensor | None = None,
+    ) -> Encoded:
+        if scales is not None:
+            raise ValueError(f"{self.describe()}: scales must be None, the recipe has none")
+        return Encoded(tensors={WEIGHT: source.to(self.dtype)}, nonfinite=None)
 
     def decode(self, stored: Mapping[str, torch.Tensor]) -> torch.Tensor:
         return stored[WEIGHT]
-
-
-@dataclass(frozen=True, slots=True)
-class PerTokenFp8:
-    """fp8 codes with one float32 scale per row of the last dimension.
-
-    Decoding gives float32. A source with a value that is not finite is refused: its row would
-    decode to NaN.
-    """
-
-    dtype: torch.dtype = torch.float8_e4m3fn
-
-    def __post_init__(self) -> None:
-        if self.dtype not in FP8_MAX:
-            raise ValueError(
-                f"PerTokenFp8: dtype must be one of {[str(known) for known in FP8_MAX]},"
-                f" got {self.dtype}"
-            )
-
-    def describe(self) -> str:
-        return f"per_token_{str(self.dtype).removeprefix('torch.')}"
-
-    def storage_spec(self, logical_shape: SequenceABC[int]) -> dict[str, TensorSpec]:
-        if not logical_shape:
-            raise ValueError(f"{self.describe()}: logical_shape must have a row dimension, got []")
-        return {
-            WEIGHT: TensorSpec(shape=tuple(logical_shape), dtype=self.dtype),
-            WEIGHT_SCALE: TensorSpec(shape=(*logical_shape[:-1], 1), dtype=torch.float32),
-        }
-
-    def is_whole_domain(self, logical_shape: SequenceABC[int], region: Region) -> bool:
-        return region_numel(region) == 0 or region[-1] == (0, logical_shape[-1])
-
-    def scale_region(self, region: Region) -> dict[str, Region]:
-        return {WEIGHT_SCALE: (*region[:-1], (0, 1))}
-
-    def encode(self, source: torch.Tensor) -> dict[str, torch.Tensor]:
-        codes, scale = per_token_fp8_encode(source.float(), self.dtype)
-        if not bool(torch.isfinite(scale).all()):
-            raise ValueError(
-                f"{self.describe()}: source must be finite, got a row with an infinity or a NaN"
-            )
-        return {WEIGHT: codes, WEIGHT_SCALE: scale}
-
-    def decode(self, stored: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        return per_token_fp8_decode(stored[WEIGHT], stored[WEIGHT_SCALE])

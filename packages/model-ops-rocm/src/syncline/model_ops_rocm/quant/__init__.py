@@ -28,6 +28,7 @@ from syncline.model_ops_rocm.quant.per_token import (
     per_token_fp8_decode,
     per_token_fp8_encode,
 )
+from syncline.model_ops_rocm.quant.scheme import CodeType, Granularity, ScaleType, ZeroRule
 
 __all__ = [
     "E2M1",
@@ -36,10 +37,14 @@ __all__ = [
     "E8M0_NAN",
     "E8M0_ONE",
     "FP8_MAX",
+    "CodeType",
     "E4m3fnWeight",
     "E4m3fnuzWeight",
     "E8m0Mode",
+    "Granularity",
     "MiniFloat",
+    "ScaleType",
+    "ZeroRule",
     "decode_minifloat",
     "e8m0_from_amax",
     "e8m0_to_float32",

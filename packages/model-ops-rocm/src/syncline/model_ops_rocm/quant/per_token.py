@@ -26,7 +26,7 @@ def per_token_fp8_encode(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """x [..., K] -> codes of `dtype` [..., K] and float32 scales [..., 1].
 
-    A row with an infinity or a NaN gets a scale that is not finite, so decoding it cannot give a
+    A row with an infinity or a NaN gets the scale NaN and codes of 0, so decoding it cannot give a
     plausible number; the caller who must not store such a row checks the scale.
     """
     require_float("per_token_fp8_encode", "x", x)
@@ -35,9 +35,9 @@ def per_token_fp8_encode(
     # Divide by a tensor: by a Python float, a GPU would multiply by the reciprocal.
     max_value = torch.full((), limit, dtype=torch.float32, device=x.device)
     scale = x32.abs().amax(dim=-1, keepdim=True) / max_value
-    scale.masked_fill_(scale == 0, 1.0)
-    codes = (x32 / scale).clamp_(-limit, limit).to(dtype)
-    return codes, scale
+    scale.masked_fill_(scale == 0, 1.0).masked_fill_(~scale.isfinite(), float("nan"))
+    quotient = torch.where(scale.isfinite(), x32 / scale, 0.0)
+    return quotient.clamp_(-limit, limit).to(dtype), scale
 
 
 def per_token_fp8_decode(codes: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:

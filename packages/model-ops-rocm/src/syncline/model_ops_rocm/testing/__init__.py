@@ -7,14 +7,32 @@ from syncline.model_ops_rocm.testing.paged import (
     make_paged_kv,
     naive_attention,
 )
+from syncline.model_ops_rocm.testing.stored import (
+    SOME_RECIPES,
+    Stored,
+    allocate,
+    block_of,
+    encode_whole,
+    every_recipe,
+    part_of,
+    uneven,
+)
 from syncline.model_ops_rocm.testing.syncs import HostSyncError, NoHostSync
 
 __all__ = [
+    "SOME_RECIPES",
     "HostSyncError",
     "NoHostSync",
     "PagedKV",
+    "Stored",
+    "allocate",
     "as_d_major",
+    "block_of",
+    "encode_whole",
+    "every_recipe",
     "make_metadata",
     "make_paged_kv",
     "naive_attention",
+    "part_of",
+    "uneven",
 ]
