@@ -9,6 +9,7 @@ stored matrix.
 import math
 from collections.abc import Sequence as SequenceABC
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Literal
 
 import torch
@@ -25,6 +26,14 @@ from syncline.model_ops_rocm.layouts.digits import DigitOrder
 from syncline.model_ops_rocm.regions import Region, region_numel
 
 _ITEM_SIZES = (1, 2, 4)
+
+
+@lru_cache(maxsize=256)
+def _digit_order(
+    rows: tuple[int, ...], columns: tuple[int, ...], order: tuple[int, ...]
+) -> DigitOrder:
+    """Checked once: a region write asks for it several times."""
+    return DigitOrder((rows, columns), order)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -211,7 +220,7 @@ class PermutedLayout:
         columns = self.column_digits
         if self.column_unit == "bytes":
             columns = (*columns[:-1], columns[-1] // itemsize)
-        return DigitOrder((self.row_digits, columns), self.order)
+        return _digit_order(self.row_digits, columns, self.order)
 
     def _multiples(self, dtype: torch.dtype) -> tuple[int, int]:
         rows, columns = self._digits(dtype.itemsize).multiples
