@@ -1,9 +1,9 @@
 """The commands of the repository: what CI runs, and what a newcomer runs.
 
-`nox` alone runs lint, types, layers, tests and isolated; `nox -l` lists the rest. Knows no package
-from the inside: it prepares environments and calls tools. Packages are installed by pip under
-constraints.txt. PyTorch is installed once, into .nox/environments/torch-base; the environments that
-need it are laid over that one by a .pth file, so each of them holds only what it adds.
+`nox` alone runs lint, types, layers, tests, kernels and isolated; `nox -l` lists the rest. Knows no
+package from the inside: it prepares environments and calls tools. Packages are installed by pip
+under constraints.txt. PyTorch is installed once, into .nox/environments/torch-base; the
+environments that need it are laid over that one by a .pth file, so each holds only what it adds.
 """
 
 import contextlib
@@ -14,25 +14,23 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import tomllib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import nox
+
+ROOT = Path(__file__).parent.resolve()
+sys.path.insert(0, str(ROOT / "tools"))
+from manifests import project, requirements_of_tests, siblings, third_parties  # noqa: E402 - its folder
+from tree import PACKAGES, PURE_PACKAGES, import_name  # noqa: E402 - comes from the line above
 
 nox.needs_version = ">=2025.2.9"
 nox.options.default_venv_backend = "virtualenv"
 nox.options.reuse_venv = "yes"
-nox.options.sessions = ["lint", "types", "layers", "tests", "isolated"]
+nox.options.sessions = ["lint", "types", "layers", "tests", "kernels", "isolated"]
 
-ROOT = Path(__file__).parent.resolve()
 CONSTRAINTS = str(ROOT / "constraints.txt")
 ENVIRONMENTS = ROOT / ".nox" / "environments"
-# From the bottom layer to the top, so that an error is met where it arises.
-PURE_PACKAGES = ("kv-cache", "scheduler-core")
-TORCH_PACKAGES = ("model-ops-rocm", "graph-lifecycle", "weight-sync", "engine")
-PACKAGES = PURE_PACKAGES + TORCH_PACKAGES
 NOT_ON_CPU = "not gpu and not rocm"
 # The tensors of tests are small: more threads than one only wait for each other.
 TEST_ENV = {"OMP_NUM_THREADS": "1"}
@@ -58,35 +56,6 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 
 # --- environments ---------------------------------------------------------------------------------
-
-
-def _import_name(package: str) -> str:
-    return "syncline." + package.replace("-", "_")
-
-
-def _project(package: str) -> Path:
-    return ROOT / "packages" / package
-
-
-def _manifest(package: str) -> dict[str, Any]:  # Any: TOML, read where it is used
-    return tomllib.loads((_project(package) / "pyproject.toml").read_text("utf-8"))
-
-
-def _test_requirements(package: str) -> list[str]:
-    return list(_manifest(package)["dependency-groups"]["test"])
-
-
-def _siblings(package: str) -> list[str]:
-    """The packages of this repository that `package` declares, itself left out."""
-    declared = " ".join(_manifest(package)["project"]["dependencies"])
-    return [name for name in PACKAGES if f"syncline-{name}>" in declared]
-
-
-def _third_parties() -> list[str]:
-    """What the packages and their tests ask of an index, PyTorch left out."""
-    lines = {line for name in PACKAGES for line in _manifest(name)["project"]["dependencies"]}
-    lines |= {line for name in PACKAGES for line in _test_requirements(name)}
-    return sorted(line for line in lines if not line.startswith(("syncline-", "torch")))
 
 
 def _python(environment: Path) -> str:
@@ -153,12 +122,12 @@ def torch_base(session: nox.Session) -> Path:
 def wheelhouse(session: nox.Session, base: Path) -> None:
     """Fetch every other wheel once; the environments are then made without an index."""
     folder = ENVIRONMENTS / "wheelhouse"
-    manifests = [_project(package) / "pyproject.toml" for package in PACKAGES]
+    manifests = [project(package) / "pyproject.toml" for package in PACKAGES]
     with _built_once(folder, Path(CONSTRAINTS), *manifests) as is_stale:
         if is_stale:
             shutil.rmtree(folder, ignore_errors=True)
             fetch = ("download", "--quiet", "--dest", str(folder), "--constraint", CONSTRAINTS)
-            _pip(session, _python(base), *fetch, "hatchling", "editables", *_third_parties())
+            _pip(session, _python(base), *fetch, "hatchling", "editables", *third_parties())
 
 
 def shared_environment(session: nox.Session) -> Path:
@@ -166,13 +135,13 @@ def shared_environment(session: nox.Session) -> Path:
     base = torch_base(session)
     wheelhouse(session, base)
     environment = ENVIRONMENTS / "torch"
-    manifests = [_project(package) / "pyproject.toml" for package in PACKAGES]
+    manifests = [project(package) / "pyproject.toml" for package in PACKAGES]
     with _built_once(environment, Path(CONSTRAINTS), *manifests) as is_stale:
         if is_stale:
             python = _create(session, environment, over=base)
-            _pip_offline(session, python, "hatchling", "editables", *_third_parties())
+            _pip_offline(session, python, "hatchling", "editables", *third_parties())
             # Without build isolation: one pip call, no build environment per package.
-            editable = [part for package in PACKAGES for part in ("-e", str(_project(package)))]
+            editable = [part for package in PACKAGES for part in ("-e", str(project(package)))]
             _pip_offline(session, python, "--no-build-isolation", *editable)
             _pip(session, python, "check")
     return environment
@@ -204,6 +173,29 @@ def mutants(session: nox.Session) -> None:
     session.run("python", "tools/mutants.py", *session.posargs)
 
 
+@nox.session(venv_backend="none")
+def kernels(session: nox.Session) -> None:
+    """Triton's kernels: compiled for each GPU without one, then interpreted; -- --update."""
+    if sys.platform != "linux":
+        session.skip("Triton is published for Linux alone")
+    base = torch_base(session)
+    wheelhouse(session, base)
+    environment = ENVIRONMENTS / "kernels"
+    package = project("model-ops-rocm")
+    with _built_once(environment, Path(CONSTRAINTS), package / "pyproject.toml") as is_stale:
+        if is_stale:
+            python = _create(session, environment, over=base)
+            tests_need = requirements_of_tests("model-ops-rocm")
+            _pip_offline(session, python, "hatchling", "editables", *tests_need)
+            _pip_offline(session, python, "--no-build-isolation", "-e", str(package))
+            _pip(session, python, *PIP_INSTALL, "triton")
+    python = _python(environment)
+    session.run(python, "tools/compile_kernels.py", *session.posargs, external=True)
+    interpreted = TEST_ENV | {"TRITON_INTERPRET": "1"}
+    pytest = (python, "-m", "pytest", "-q", str(package / "tests" / "test_triton_interpreter.py"))
+    session.run(*pytest, env=interpreted, external=True)
+
+
 # --- checks ---------------------------------------------------------------------------------------
 
 
@@ -223,7 +215,7 @@ def types(session: nox.Session) -> None:
     session.install(*INSTALL, "mypy", "pyright[nodejs]")
     python = _python(environment)
     for package in PACKAGES:
-        _mypy(session, python, [_project(package) / "src", _project(package) / "tests"])
+        _mypy(session, python, [project(package) / "src", project(package) / "tests"])
     _mypy(session, python, [ROOT / "conftest.py", ROOT / "tools", ROOT / "tests"])
     _mypy(session, sys.executable, [ROOT / "noxfile.py"])
     _pyright(session, environment)
@@ -232,7 +224,7 @@ def types(session: nox.Session) -> None:
 def _mypy(session: nox.Session, python: str, paths: list[Path]) -> None:
     # One call per package: test modules of two packages may bear the same name. The folders of
     # loose modules are search paths, so that those modules import one another as they do when run.
-    loose = [str(path) for path in paths if path.name in {"tests", "tools"}]
+    loose = [str(path) for path in (*paths, ROOT / "tools") if path.name in {"tests", "tools"}]
     output = session.run(
         *("mypy", "--python-executable", python, *map(str, paths)),
         env={"MYPYPATH": os.pathsep.join(loose)},
@@ -254,7 +246,7 @@ def _pyright(session: nox.Session, environment: Path) -> None:
     for found in report["generalDiagnostics"]:
         line = found["range"]["start"]["line"] + 1
         session.warn(f"{found['file']}:{line}: {found['severity']}: {found['message']}")
-    paths = [_project(name) / part for name in PURE_PACKAGES for part in ("src", "tests")]
+    paths = [project(name) / part for name in PURE_PACKAGES for part in ("src", "tests")]
     summary = report["summary"]
     session.log(f"pyright: {summary['filesAnalyzed']} files, {summary['errorCount']} errors")
     if summary["errorCount"] or summary["warningCount"]:
@@ -282,7 +274,7 @@ def layers(session: nox.Session) -> None:
 
 def _build(session: nox.Session, package: str, folder: Path, *targets: str) -> list[Path]:
     options = [part for target in targets for part in ("-t", target)]
-    with session.chdir(_project(package)):
+    with session.chdir(project(package)):
         session.run(
             *("python", "-m", "hatchling", "build", *options, "-d", str(folder)), silent=True
         )
@@ -317,15 +309,15 @@ def _try_wheel(
 ) -> None:
     is_pure = package in PURE_PACKAGES
     python = _create(session, scratch / f"env-{package}", over=None if is_pure else base)
-    ours = [package, *_siblings(package)]
+    ours = [package, *siblings(package)]
     _pip_offline(session, python, *(str(wheels[name]) for name in ours))
     _pip(session, python, "check")
     room = _lay_tests(package, scratch)
     with session.chdir(room):
-        probe = [python, "-I", str(ROOT / "tools" / "check_installed.py"), _import_name(package)]
+        probe = [python, "-I", str(ROOT / "tools" / "check_installed.py"), import_name(package)]
         bare = ["--bare"] if is_pure else []
-        session.run(*probe, *bare, "--from-files", *map(_import_name, ours), external=True)
-        _pip_offline(session, python, *_test_requirements(package))
+        session.run(*probe, *bare, "--from-files", *map(import_name, ours), external=True)
+        _pip_offline(session, python, *requirements_of_tests(package))
         pytest = (python, "-m", "pytest", "-q", "-m", NOT_ON_CPU, "packages")
         session.run(*pytest, env=TEST_ENV, external=True)
     shutil.rmtree(scratch / f"env-{package}")
@@ -338,7 +330,7 @@ def _lay_tests(package: str, scratch: Path) -> Path:
     """
     room = scratch / f"room-{package}"
     unwanted = shutil.ignore_patterns("src", "__pycache__")
-    shutil.copytree(_project(package), room / "packages" / package, ignore=unwanted)
+    shutil.copytree(project(package), room / "packages" / package, ignore=unwanted)
     for name in ("pyproject.toml", "conftest.py"):
         shutil.copy(ROOT / name, room / name)
     return room
@@ -358,7 +350,7 @@ def build(session: nox.Session) -> None:
         found += built
     session.run("twine", "check", "--strict", *map(str, found))
     session.run("python", "tools/check_wheels.py", *(str(p) for p in found if p.suffix == ".whl"))
-    with session.chdir(_project(PACKAGES[0])), tempfile.TemporaryDirectory() as folder:
+    with session.chdir(project(PACKAGES[0])), tempfile.TemporaryDirectory() as folder:
         session.run("hatch", "build", folder)
 
 
@@ -381,8 +373,8 @@ def bench(session: nox.Session) -> None:
 def gpu(session: nox.Session) -> None:
     """The tests marked gpu or rocm, on a machine that has one; takes the PyTorch found there."""
     pins = _pins_beside_the_torch_found(session)
-    session.install("--quiet", "-c", pins, "hatchling", "editables", *_third_parties())
-    editable = [part for package in PACKAGES for part in ("-e", str(_project(package)))]
+    session.install("--quiet", "-c", pins, "hatchling", "editables", *third_parties())
+    editable = [part for package in PACKAGES for part in ("-e", str(project(package)))]
     session.install("--quiet", "-c", pins, "--no-build-isolation", *editable)
     session.run("python", "tools/check_gpu.py")
     session.run("pytest", "-m", "gpu or rocm", *session.posargs)
@@ -395,5 +387,7 @@ def _pins_beside_the_torch_found(session: nox.Session) -> str:
         return CONSTRAINTS
     pins = Path(session.create_tmp()) / "constraints-without-torch.txt"
     lines = Path(CONSTRAINTS).read_text("utf-8").splitlines()
-    pins.write_text("\n".join(line for line in lines if not line.startswith("torch==")), "utf-8")
+    pins.write_text(
+        "\n".join(line for line in lines if not line.startswith(("torch==", "triton=="))), "utf-8"
+    )
     return str(pins)

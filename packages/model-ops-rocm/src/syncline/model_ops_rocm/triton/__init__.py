@@ -79,9 +79,11 @@ def _prepare(op: object, examples: Iterable[Mapping[str, object]]) -> None:
     from syncline.model_ops_rocm.triton.launch import LAUNCHER
 
     assert callable(op)
-    with LAUNCHER.compiling():
+    with LAUNCHER.compiling() as compiled:
         for example in examples:
             op(**example)
+    for one in compiled:
+        one.load()
 
 
 @contextmanager

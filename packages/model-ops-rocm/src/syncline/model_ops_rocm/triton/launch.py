@@ -42,6 +42,10 @@ class CompiledLaunch:
     constants: Mapping[str, object]
     binary: Any  # triton.compiler.CompiledKernel
 
+    def load(self) -> None:
+        """Bring the code onto the device, which a first launch would do, even inside a capture."""
+        self.binary.run  # noqa: B018 - a property that loads
+
 
 class Launcher:
     """Launches kernels on the current device. One per process; not for use by several threads."""

@@ -1,0 +1,230 @@
+"""Compiles every Triton kernel for every architecture without a GPU, and judges the code.
+
+    python tools/compile_kernels.py              compare with the table and with the document
+    python tools/compile_kernels.py --update     write both anew, when what changed is meant
+
+Each launch goes through its op's own wrapper. A spill, a narrow load where a wide one is meant, too
+much shared memory, an instruction that the table does not expect, a row of the configuration tables
+that nothing compiles, or a call with another number of tokens that would compile once more: each is
+a fault. Nothing runs, so nothing here says anything about speed.
+"""
+
+import argparse
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict, dataclass
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Final, cast
+
+from tree import ROOT
+
+ARCHS: Final = ("gfx942", "gfx950", "sm_90")
+EXPECTED: Final = ROOT / "tools" / "expected_kernels.json"
+DOCUMENT: Final = ROOT / "docs" / "kernels-static.md"
+WIDE_BITS: Final = 128
+# Vector loads per kernel that may be narrower than 128 bits: ids and slots, which are one number
+# each, and the row that a whole tile shares: the norm's weight, the rotation's cos and sin.
+MAX_NARROW_LOADS: Final = {
+    "rms_norm": 1,
+    "rotary_embedding": 3,
+    "embedding": 1,
+    "gather_rows": 1,
+    "kv_write": 1,
+    "kv_copy_blocks": 2,
+    "silu_and_mul": 0,
+}
+# Other numbers of tokens than the ones compiled for: none of them may compile anything.
+OTHER_TOKENS: Final = (1, 2, 257)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One compiled kernel, in plain values: it crosses from the process that compiled it."""
+
+    name: str  # arch/op/dtype/bucket/variant, and which of the call's kernels if it has several
+    config: str
+    facts: dict[str, object]
+    families: dict[str, list[str]]
+    faults: list[str]
+
+
+def compile_arch(arch: str) -> tuple[list[Row], list[str]]:
+    """Every row of one architecture, and what is wrong beyond a row."""
+    from kernel_launches import launches_for
+
+    from syncline.model_ops_rocm.testing.stand_in import stand_in_driver
+    from syncline.model_ops_rocm.triton import BACKEND
+    from syncline.model_ops_rocm.triton.configs import CONFIGS
+    from syncline.model_ops_rocm.triton.launch import LAUNCHER
+
+    ops = cast(dict[str, Callable[..., object]], BACKEND.load())
+    rows: list[Row] = []
+    used = set()
+    with stand_in_driver(arch):
+        for launch in launches_for(arch):
+            with LAUNCHER.compiling() as compiled:
+                ops[launch.key.op](**launch.arguments)
+            used |= {one.key for one in compiled}
+            for index, one in enumerate(compiled):
+                suffix = f"/{index}" if len(compiled) > 1 else ""
+                rows.append(_row(f"{arch}/{launch.name}{suffix}", one))
+        faults = list(_recompiled(arch, ops))
+    unused = {key for key in CONFIGS if key.arch == arch} - used
+    faults += [f"{arch}: nothing compiles the configuration {key}" for key in unused]
+    return rows, faults
+
+
+def _recompiled(arch: str, ops: dict[str, Callable[..., object]]) -> Iterator[str]:
+    import torch
+    from kernel_launches import launches_for
+
+    from syncline.model_ops_rocm import NotPreparedError
+    from syncline.model_ops_rocm.triton.launch import LAUNCHER
+
+    for num_tokens in OTHER_TOKENS:
+        for launch in launches_for(arch, num_tokens):
+            try:
+                with LAUNCHER.sealed(), LAUNCHER.compiling():
+                    ops[launch.key.op](**launch.arguments)
+            except NotPreparedError:
+                yield f"{arch}/{launch.name}: {num_tokens} tokens compile it once more"
+    unknown = torch.empty(1, 2 * 96, device="meta")
+    try:
+        with LAUNCHER.sealed(), LAUNCHER.compiling():
+            ops["silu_and_mul"](unknown)
+    except NotPreparedError:
+        return
+    yield f"{arch}: a width that nothing was compiled for was not refused: the check is blind"
+
+
+def _row(name: str, one: object) -> Row:
+    from kernel_code import read_code
+
+    from syncline.model_ops_rocm.triton.launch import CompiledLaunch
+    from syncline.model_ops_rocm.triton.targets import MAX_SHARED_BYTES
+
+    assert isinstance(one, CompiledLaunch)
+    facts = read_code(one.binary)
+    faults = []
+    if facts.num_spills:
+        faults.append(f"spills {facts.num_spills}")
+    if facts.num_scalar_spills:
+        faults.append(f"spills {facts.num_scalar_spills} scalar registers")
+    if facts.shared_bytes > MAX_SHARED_BYTES[one.key.arch]:
+        faults.append(f"needs {facts.shared_bytes} bytes of shared memory")
+    narrow = sum(bits < WIDE_BITS for bits in facts.load_bits())
+    if narrow > MAX_NARROW_LOADS[one.key.op]:
+        faults.append(f"has {narrow} narrow loads: {facts.loads}")
+    if facts.accumulators or facts.matrix:
+        faults.append(f"has {facts.accumulators} accumulators and {facts.matrix}, and needs none")
+    if any(bits < WIDE_BITS for bits in facts.store_bits()):
+        faults.append(f"has narrow stores: {facts.stores}")
+    constants = " ".join(f"{key} {value}" for key, value in one.config.constants.items())
+    return Row(
+        name=name,
+        config=f"{one.config.num_warps} warps, {constants}",
+        facts=asdict(facts),
+        families={
+            "loads": sorted(facts.loads),
+            "stores": sorted(facts.stores),
+            "matrix": sorted(facts.matrix),
+        },
+        faults=[f"{name}: {fault}" for fault in faults],
+    )
+
+
+def _table(rows: list[Row]) -> str:
+    lines = [f"  {json.dumps(row.name)}: {json.dumps(row.families)}" for row in rows]
+    return "{\n" + ",\n".join(lines) + "\n}\n"
+
+
+def _unexpected(rows: list[Row]) -> Iterator[str]:
+    expected = json.loads(EXPECTED.read_text("utf-8")) if EXPECTED.is_file() else {}
+    found = {row.name: row.families for row in rows}
+    for name in sorted(expected.keys() | found.keys()):
+        if expected.get(name) != found.get(name):
+            yield f"{name}: expected {expected.get(name)}, found {found.get(name)}"
+
+
+def _counted(instructions: object) -> str:
+    assert isinstance(instructions, dict)
+    return ", ".join(f"{number} {name}" for name, number in instructions.items()) or "none"
+
+
+def document(rows: list[Row], version: str) -> str:
+    """docs/kernels-static.md."""
+    lines = [
+        "# Triton kernels: what the compiled code shows",
+        "",
+        f"Written by `nox -s kernels -- --update` from the code that Triton {version} makes;",
+        "`nox -s kernels` compiles all of it again and fails if a line below is no longer true.",
+        "Every launch went through its op's own wrapper, in each configuration of the tables,",
+        "without a GPU.",
+        "",
+        "**Nothing here says anything about speed**, bank conflicts, waits or races.",
+        "None of these kernels has run on an AMD GPU.",
+        "",
+        "- A launch is op / dtype / bucket of the configuration table / variant,",
+        "  and which of the call's kernels.",
+        "- Registers are per thread; on AMD accumulators are among them.",
+        "- No kernel here spills, and none uses matrix instructions: no op here multiplies any.",
+        "- Shared: bytes of LDS or shared memory of a workgroup.",
+        "- Occupancy: waves of a SIMD, or warps of an SM, that registers allow.",
+        "- Loads and stores are counted as written in the code, not as executed;",
+        "  AMD's scalar loads, which read ids and slots there, are not among them.",
+    ]
+    for arch in ARCHS:
+        lines += ["", f"## {arch}", ""]
+        lines.append("| launch | configuration | registers | shared | occupancy | loads | stores |")
+        lines.append("|---|---|---|---|---|---|---|")
+        for row in rows:
+            if row.name.startswith(f"{arch}/"):
+                facts = row.facts
+                cells = (
+                    *(row.name.partition("/")[2], row.config, facts["registers"]),
+                    *(facts["shared_bytes"], facts["occupancy"]),
+                    *(_counted(facts["loads"]), _counted(facts["stores"])),
+                )
+                lines.append("| " + " | ".join(map(str, cells)) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def main() -> int:
+    """Compile everything; 1 if anything is wrong."""
+    parser = argparse.ArgumentParser(description="Compile the Triton kernels without a GPU.")
+    parser.add_argument("--update", action="store_true", help="write table and document anew")
+    arguments = parser.parse_args()
+    if os.environ.get("TRITON_INTERPRET", "0") not in ("", "0"):
+        sys.exit("TRITON_INTERPRET is set: an interpreted kernel has no code to look at")
+    import triton
+
+    with tempfile.TemporaryDirectory(prefix="triton-") as cache:
+        # What an earlier run left behind would be read instead of compiled.
+        os.environ["TRITON_CACHE_DIR"] = cache
+        with ProcessPoolExecutor(2, mp_context=get_context("spawn")) as pool:
+            done = list(pool.map(compile_arch, ARCHS))
+    rows = [row for found, _ in done for row in found]
+    faults = [fault for row in rows for fault in row.faults]
+    faults += [fault for _, found in done for fault in found]
+    text = document(rows, triton.__version__)
+    if arguments.update:
+        EXPECTED.write_text(_table(rows), "utf-8")
+        DOCUMENT.write_text(text, "utf-8")
+    else:
+        faults += _unexpected(rows)
+        if not DOCUMENT.is_file() or DOCUMENT.read_text("utf-8") != text:
+            name = Path(DOCUMENT).relative_to(ROOT)
+            faults.append(f"{name} differs from what was found: run with --update, and read it")
+    for fault in faults:
+        print(fault)
+    print(f"kernels: {len(rows)} compiled for {', '.join(ARCHS)}, {len(faults)} faults, not run")
+    return 1 if faults or not rows else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
