@@ -180,6 +180,7 @@ def test_gate_and_up_can_be_written_one_after_the_other() -> None:
             r"N % 32 == 0 and K % 32 == 0, got shape \[48, 32\]",
         ),
         (Shuffle32x16(), (32, 16), torch.int8, "K % 32 == 0"),
+        (byte_tile_shuffle(k_chunk=12), (16, 24), torch.int8, "K % 48 == 0"),
         (Shuffle16x16(), (16, 32), torch.float64, "elements of 1, 2 or 4 bytes, got torch.float64"),
         (
             byte_tile_shuffle(int4_container=True),

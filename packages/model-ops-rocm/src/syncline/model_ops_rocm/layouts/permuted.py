@@ -224,7 +224,7 @@ class PermutedLayout:
 
     def _multiples(self, dtype: torch.dtype) -> tuple[int, int]:
         rows, columns = self._digits(dtype.itemsize).multiples
-        return rows, max(columns, self.column_multiple)
+        return rows, math.lcm(columns, self.column_multiple)
 
     def _logical_shape(
         self, stored: torch.Tensor, shape: SequenceABC[int] | None
