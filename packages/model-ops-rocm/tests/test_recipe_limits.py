@@ -105,6 +105,36 @@ def test_what_is_not_finite_is_refused_or_reported_and_decodes_to_nan(
     assert same_bytes(parts, stored)
 
 
+@some
+def test_codes_without_a_scale_are_zeros_whatever_made_them_so(recipe: Quantised) -> None:
+    storage, x = StorageFormat(recipe=recipe), torch.full((1, 32), 3.0)
+    scales = encode_whole(storage, x)["weight_scale"]
+    x[0, 5:8] = torch.tensor([float("nan"), float("inf"), -float("inf")])
+    whole, stored = full_region(x.shape), allocate(storage, (1, 32))
+    flag = torch.zeros(1, dtype=torch.bool)
+    storage.encode_into(stored, x, whole, nonfinite=flag)
+    assert stored["weight"].view(torch.uint8).eq(0).all()
+    # With scales that know nothing of it, the elements alone are zeros, and the flag says so.
+    with pytest.raises(ValueError, match=r"source must be finite"):
+        storage.encode_into(stored, x, whole, scales=scales)
+    flag.fill_(False)
+    storage.encode_into(stored, x, whole, scales=scales, nonfinite=flag)
+    assert flag.item()
+    decoded = storage.decode(stored)[0]
+    assert decoded[5:8].eq(0).all()
+    assert decoded[:5].gt(2).all()
+    assert decoded[8:].gt(2).all()
+    # A given scale that is no number, or none to divide by.
+    flag.fill_(False)
+    x.fill_(3.0)
+    unusable = torch.zeros_like(scales.view(torch.uint8)).view(scales.dtype)
+    if recipe.scale is ScaleType.E8M0:
+        unusable = torch.full_like(scales.view(torch.uint8), 255).view(scales.dtype)
+    storage.encode_into(stored, x, whole, scales=unusable, nonfinite=flag)
+    assert flag.item()
+    assert stored["weight"].view(torch.uint8).eq(0).all()
+
+
 def test_a_flag_stays_down_without_cause_and_up_once_it_is() -> None:
     storage, x = StorageFormat(recipe=SOME_RECIPES[1]), uneven(4, 8)
     flag = torch.zeros((), dtype=torch.bool)
@@ -207,6 +237,7 @@ def test_padding_belongs_to_one_shape_and_is_compared_by_value() -> None:
     assert checksum_stored(stored) == kept
     assert bfloat16.region_bytes((5, 7), ((1, 2), (2, 7))) == 30 * 2
     assert bfloat16.region_bytes((5, 7), ((1, 2), (2, 6))) == 4 * 2
+    assert bfloat16.region_bytes((5, 7), ((1, 2), (7, 7))) == 0
 
 
 def test_per_token_fp8_is_the_token_recipe_and_checksums_see_through_layouts() -> None:
