@@ -130,7 +130,8 @@ def prepare(
     Each example is one call's keywords; its tensors may be on the `meta` device, which costs no
     memory. A later call needs no other kernel if its tensors have the example's dtypes, strides,
     last two sizes and whether a storage is over 2 GiB, and are aligned to 16 bytes; the number of
-    tokens, blocks, positions or rows may differ. Raises what `select` raises, and what the op does
+    tokens, blocks, positions or rows may differ. (A `view` of a single token may have other strides
+    than one of many; a slice keeps them.) Raises what `select` raises, and what the op does
     for an argument.
     """
     BACKENDS[backend].prepare(select(op, backend=backend, arch=arch, dtype=dtype), examples)
