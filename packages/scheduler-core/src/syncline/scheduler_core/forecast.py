@@ -177,11 +177,11 @@ class Forecast:
 
 
 def _offsets(first: int, last: int) -> list[int]:
-    """Two to the octave from `first` until `last` is reached."""
+    """Two to the octave from `first` until `last` is reached; of small ones every integer."""
     offsets = [first]
     while offsets[-1] < last:
         latest = offsets[-1]
-        offsets.append(latest + (latest // 2 if len(offsets) % 2 else latest // 3))
+        offsets.append(latest + max(1, latest // 2 if len(offsets) % 2 else latest // 3))
     return offsets
 
 
