@@ -110,3 +110,24 @@ def test_a_flush_at_every_tick_changes_no_answer(num_blocks: int) -> None:
             assert tuple(sequence.output_token_ids) == expected.token_ids
     assert all(report.is_flushed for report in reports)
     assert max(report.num_unlisted_blocks for report in reports) > 2
+
+
+@pytest.mark.parametrize("num_plans", [1, 2, 3, 4])
+@pytest.mark.parametrize("num_prompt_tokens", [3, 4, 7])
+def test_no_sample_that_has_yet_to_begin_shares_a_prompt_computed_before(
+    num_prompt_tokens: int, num_plans: int
+) -> None:
+    """Neither one that is held for it, nor one that is computed in part."""
+    kv = KVCacheManager(32, 4)
+    config = make_config(max_num_seqs=1, max_num_batched_tokens=2)
+    scheduler = Scheduler(config, kv)
+    scheduler.add(make_request("a", num_prompt_tokens, 6, num_samples=2))
+    for _ in range(num_plans):
+        step(scheduler)
+    assert scheduler.flush_prefix_cache().is_flushed
+    plan = step(scheduler)
+    while not plan.joined:
+        assert kv.num_cached_blocks == 0
+        plan = step(scheduler)
+    (join,) = plan.joined
+    assert (join.sample_index, join.num_computed_tokens) == (1, 0)

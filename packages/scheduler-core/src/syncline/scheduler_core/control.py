@@ -134,8 +134,11 @@ class Control:
         transfers = self._life.transfers
         if len(self._life.pending) or transfers.num_in_flight:
             return FlushReport(is_flushed=False, num_unlisted_blocks=0)
+        siblings = self._life.siblings
+        siblings.drop_all()  # Samples that have not begun would share what is held.
         for sequence in (*self._life.running.values(), *transfers.loaded()):
             self._kv.withdraw(sequence.table)
+            siblings.note_loss(sequence, self._life.groups[sequence.request_id])
         return FlushReport(is_flushed=True, num_unlisted_blocks=self._kv.clear_index())
 
     def resize_pool(self, num_blocks: int, now_s: float | None) -> None:
