@@ -301,7 +301,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     def teardown(self) -> None:
         """Left alone, everything ends, and every block is free."""
         self.scheduler.resume()
-        for _ in range(2000):
+        for _ in range(2000 + 100 * len(self.unfinished)):
             if not self.scheduler.has_unfinished and not self.runner.num_in_flight:
                 break
             before = self.scheduler.stats.num_plans

@@ -232,7 +232,7 @@ class TransferMachine(RuleBasedStateMachine):
     def teardown(self) -> None:
         """Left alone, everything ends, and every block is free."""
         self.scheduler.resume()
-        for _ in range(2000):
+        for _ in range(2000 + 100 * len(self.unfinished)):
             if not (self.unfinished or self.runner.num_in_flight or self.transport.num_under_way):
                 break
             before = self.scheduler.stats.num_plans

@@ -59,9 +59,7 @@ def describe(
         # name for int, no more.
         value: int = key
         values: list[int] = keys  # type: ignore[assignment]  # as said
-        for start in starts:
-            value = hash((value, packed[start : start + width]))
-            values.append(value)
+        values += [value := hash((value, packed[start : start + width])) for start in starts]
         return
     for start in starts:
         key = key_of(key, packed[start : start + width])

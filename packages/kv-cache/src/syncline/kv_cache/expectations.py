@@ -4,7 +4,6 @@ A table expects its full blocks [num_published, num_expected), one count per blo
 Whoever waits for a key watches it, and is told once when nobody computes it any more.
 """
 
-from collections import Counter
 from collections.abc import Iterable
 
 from syncline.kv_cache.block_table import BlockTable
@@ -18,7 +17,7 @@ class Expectations:
     __slots__ = ("_num_tables", "_settled", "_watched")
 
     def __init__(self) -> None:
-        self._num_tables: Counter[BlockKey] = Counter()
+        self._num_tables: dict[BlockKey, int] = {}
         self._watched: set[BlockKey] = set()
         self._settled: list[BlockKey] = []  # Watched once, and told by the next `take_settled`.
 
@@ -30,8 +29,14 @@ class Expectations:
 
     def expect(self, table: BlockTable, num_full: int) -> None:
         """A step computes the table's full blocks up to here, which have keys already."""
+        num_tables = self._num_tables
         keys = table.keys[max(table.num_expected, table.num_published) : num_full]
-        self._num_tables.update(keys)  # One more for each.
+        alone = dict.fromkeys(keys, 1)
+        if len(alone) == len(keys) and num_tables.keys().isdisjoint(alone):
+            num_tables.update(alone)
+        else:
+            for key in keys:
+                num_tables[key] = num_tables.get(key, 0) + 1
         table.num_expected = max(table.num_expected, table.num_published, num_full)
 
     def settle(self, table: BlockTable, start: int, stop: int) -> None:

@@ -7,7 +7,7 @@ Source: automatic prefix caching, vLLM v1 (hash chain per full block). Differs: 
 on every hit, and the first block published for a content stays canonical (no entry is taken over).
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from collections.abc import Sequence as SequenceABC
 from struct import error as struct_error
 from struct import pack, unpack
@@ -48,7 +48,7 @@ def chain_key(parent: BlockKey, chunk: Chunk) -> BlockKey:
 class PrefixEntry:
     """One published block. `parent` is the entry before it, or the root of the chain."""
 
-    __slots__ = ("block_id", "chunk", "is_listed", "key", "parent")
+    __slots__ = ("block_id", "chunk", "key", "parent")
 
     def __init__(
         self,
@@ -61,7 +61,10 @@ class PrefixEntry:
         self.chunk = chunk
         self.parent = parent  # None once the entry is forgotten, so that no dead chain is kept.
         self.block_id = block_id
-        self.is_listed = True
+
+    @property
+    def is_listed(self) -> bool:
+        return self.parent is not None
 
 
 class IndexListener(Protocol):
@@ -142,37 +145,51 @@ class PrefixIndex:
 
     def publish_run(
         self,
-        keys: Iterable[BlockKey],
-        chunks: Iterable[Chunk],
+        keys: SequenceABC[BlockKey],
+        chunks: SequenceABC[Chunk],
         parent: PrefixEntry | CacheRoot,
-        block_ids: Iterable[BlockId],
-    ) -> tuple[PrefixEntry | CacheRoot | None, list[BlockId], list[BlockId]]:
-        """`publish` of blocks that follow one another, up to a collision.
+        block_ids: SequenceABC[BlockId],
+    ) -> tuple[PrefixEntry | CacheRoot | None, SequenceABC[BlockId], SequenceABC[BlockId]]:
+        """`publish` of blocks that follow one another, up to a collision; one of each per block.
 
         Returns (the last canonical entry, None after a collision; the blocks that were listed;
         those that lost their listing, which may be among the former).
         """
+        fresh = set(keys)
+        if len(fresh) == len(keys) and self._by_key.keys().isdisjoint(fresh):
+            return self._publish_fresh_run(keys, chunks, parent, block_ids), block_ids, []
         last: PrefixEntry | CacheRoot | None = parent
         listed: list[BlockId] = []
         displaced: list[BlockId] = []
-        by_key, by_block, listener = self._by_key, self._by_block, self.listener
-        for key, chunk, block_id in zip(keys, chunks, block_ids, strict=False):
+        for key, chunk, block_id in zip(keys, chunks, block_ids, strict=True):
             if last is None:
                 break
-            if key in by_key:
-                last, gone = self.publish(key, chunk, last, block_id)
-                if gone is not None:
-                    displaced.append(gone)
-                if last is not None and last.block_id == block_id:
-                    listed.append(block_id)
-                continue
-            last = entry = PrefixEntry(key, chunk, last, block_id)
-            by_key[key] = entry
-            by_block[block_id] = entry
-            listed.append(block_id)
-            if listener is not None:
-                listener.listed(entry)
+            last, gone = self.publish(key, chunk, last, block_id)
+            if gone is not None:
+                displaced.append(gone)
+            if last is not None and last.block_id == block_id:
+                listed.append(block_id)
         return last, listed, displaced
+
+    def _publish_fresh_run(
+        self,
+        keys: SequenceABC[BlockKey],
+        chunks: SequenceABC[Chunk],
+        parent: PrefixEntry | CacheRoot,
+        block_ids: SequenceABC[BlockId],
+    ) -> PrefixEntry | CacheRoot:
+        """None of the keys is listed, and no two are equal: the last entry."""
+        last = parent
+        entries: list[PrefixEntry] = []
+        for key, chunk, block_id in zip(keys, chunks, block_ids, strict=True):
+            last = PrefixEntry(key, chunk, last, block_id)
+            entries.append(last)
+        self._by_key.update(zip(keys, entries, strict=True))
+        self._by_block.update(zip(block_ids, entries, strict=True))
+        if self.listener is not None:
+            for entry in entries:
+                self.listener.listed(entry)
+        return last
 
     def forget(self, block_id: BlockId) -> None:
         """Unlist a block, because it is being reused; no effect if it is not listed."""
@@ -193,5 +210,4 @@ class PrefixIndex:
         entry = self._by_block.pop(block_id, None)
         if entry is not None:
             del self._by_key[entry.key]
-            entry.is_listed = False
             entry.parent = None
