@@ -4,6 +4,7 @@ A table expects its full blocks [num_published, num_expected), one count per blo
 Whoever waits for a key watches it, and is told once when nobody computes it any more.
 """
 
+from collections import Counter
 from collections.abc import Iterable
 
 from syncline.kv_cache.block_table import BlockTable
@@ -17,7 +18,7 @@ class Expectations:
     __slots__ = ("_num_tables", "_settled", "_watched")
 
     def __init__(self) -> None:
-        self._num_tables: dict[BlockKey, int] = {}
+        self._num_tables: Counter[BlockKey] = Counter()
         self._watched: set[BlockKey] = set()
         self._settled: list[BlockKey] = []  # Watched once, and told by the next `take_settled`.
 
@@ -29,14 +30,8 @@ class Expectations:
 
     def expect(self, table: BlockTable, num_full: int) -> None:
         """A step computes the table's full blocks up to here, which have keys already."""
-        num_tables = self._num_tables
         keys = table.keys[max(table.num_expected, table.num_published) : num_full]
-        alone = dict.fromkeys(keys, 1)
-        if len(alone) == len(keys) and num_tables.keys().isdisjoint(alone):
-            num_tables.update(alone)
-        else:
-            for key in keys:
-                num_tables[key] = num_tables.get(key, 0) + 1
+        self._num_tables.update(keys)  # One more for each.
         table.num_expected = max(table.num_expected, table.num_published, num_full)
 
     def settle(self, table: BlockTable, start: int, stop: int) -> None:
@@ -44,8 +39,8 @@ class Expectations:
         num_tables, watched = self._num_tables, self._watched
         keys = table.keys[start : min(stop, table.num_expected)]
         if sum(map(num_tables.__getitem__, keys)) == len(keys) and watched.isdisjoint(keys):
-            # One table for each and nobody asked. A loop in C: `__delitem__` gives None.
-            any(map(num_tables.__delitem__, keys))
+            # One table for each and nobody asked: a loop in C. Counter's own deletion is Python.
+            any(map(super(Counter, num_tables).__delitem__, keys))
             return
         for key in keys:
             num_others = num_tables.pop(key) - 1

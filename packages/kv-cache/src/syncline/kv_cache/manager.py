@@ -244,7 +244,7 @@ class KVCacheManager:
         packed = pack_blocks(table, token_ids, first, num_full)
         describe(table, packed, first, num_full, self._index.key_of)
         self._expectations.settle(table, first, num_full)
-        listed: SequenceABC[BlockId] = ()
+        listed: list[BlockId] = []
         if table.parent is not None:  # None: a collision has cut the chain.
             table.parent, listed, displaced = self._index.publish_run(
                 table.keys[first:num_full],

@@ -7,7 +7,7 @@ Source: automatic prefix caching, vLLM v1 (hash chain per full block). Differs: 
 on every hit, and the first block published for a content stays canonical (no entry is taken over).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from collections.abc import Sequence as SequenceABC
 from struct import error as struct_error
 from struct import pack, unpack
@@ -145,51 +145,37 @@ class PrefixIndex:
 
     def publish_run(
         self,
-        keys: SequenceABC[BlockKey],
-        chunks: SequenceABC[Chunk],
+        keys: Iterable[BlockKey],
+        chunks: Iterable[Chunk],
         parent: PrefixEntry | CacheRoot,
-        block_ids: SequenceABC[BlockId],
-    ) -> tuple[PrefixEntry | CacheRoot | None, SequenceABC[BlockId], SequenceABC[BlockId]]:
-        """`publish` of blocks that follow one another, up to a collision; one of each per block.
+        block_ids: Iterable[BlockId],
+    ) -> tuple[PrefixEntry | CacheRoot | None, list[BlockId], list[BlockId]]:
+        """`publish` of blocks that follow one another, up to a collision.
 
         Returns (the last canonical entry, None after a collision; the blocks that were listed;
         those that lost their listing, which may be among the former).
         """
-        fresh = set(keys)
-        if len(fresh) == len(keys) and self._by_key.keys().isdisjoint(fresh):
-            return self._publish_fresh_run(keys, chunks, parent, block_ids), block_ids, []
         last: PrefixEntry | CacheRoot | None = parent
         listed: list[BlockId] = []
         displaced: list[BlockId] = []
-        for key, chunk, block_id in zip(keys, chunks, block_ids, strict=True):
+        by_key, by_block, listener = self._by_key, self._by_block, self.listener
+        for key, chunk, block_id in zip(keys, chunks, block_ids, strict=False):
             if last is None:
                 break
-            last, gone = self.publish(key, chunk, last, block_id)
-            if gone is not None:
-                displaced.append(gone)
-            if last is not None and last.block_id == block_id:
-                listed.append(block_id)
+            if key in by_key:
+                last, gone = self.publish(key, chunk, last, block_id)
+                if gone is not None:
+                    displaced.append(gone)
+                if last is not None and last.block_id == block_id:
+                    listed.append(block_id)
+                continue
+            last = entry = PrefixEntry(key, chunk, last, block_id)
+            by_key[key] = entry
+            by_block[block_id] = entry
+            listed.append(block_id)
+            if listener is not None:
+                listener.listed(entry)
         return last, listed, displaced
-
-    def _publish_fresh_run(
-        self,
-        keys: SequenceABC[BlockKey],
-        chunks: SequenceABC[Chunk],
-        parent: PrefixEntry | CacheRoot,
-        block_ids: SequenceABC[BlockId],
-    ) -> PrefixEntry | CacheRoot:
-        """None of the keys is listed, and no two are equal: the last entry."""
-        last = parent
-        entries: list[PrefixEntry] = []
-        for key, chunk, block_id in zip(keys, chunks, block_ids, strict=True):
-            last = PrefixEntry(key, chunk, last, block_id)
-            entries.append(last)
-        self._by_key.update(zip(keys, entries, strict=True))
-        self._by_block.update(zip(block_ids, entries, strict=True))
-        if self.listener is not None:
-            for entry in entries:
-                self.listener.listed(entry)
-        return last
 
     def forget(self, block_id: BlockId) -> None:
         """Unlist a block, because it is being reused; no effect if it is not listed."""
