@@ -45,6 +45,17 @@ def test_a_kernel_answers_as_the_reference_does(ops: Ops, case: Case, dtype: tor
     assert_parity(case, dtype, ops[case.op], reference)
 
 
+def test_the_sum_with_the_residual_is_rounded_before_it_is_normalised(ops: Ops) -> None:
+    # Each sum rounds to 1,024; left as it is, every other one would end at 0.9995.
+    residual = torch.full((1, 64), 1_024.0, dtype=torch.float16)
+    x = torch.tensor([[0.49, -0.24]], dtype=torch.float16).repeat(1, 32)
+    weight = torch.ones(64, dtype=torch.float16)
+    normed = ops["rms_norm"](x, weight, 1e-6, residual_TH=residual)
+    assert isinstance(normed, torch.Tensor)
+    assert torch.equal(normed, torch.ones_like(x))
+    assert torch.equal(residual, torch.full_like(x, 1_024.0))
+
+
 def test_what_a_device_cannot_report_reads_nothing_and_shows(ops: Ops) -> None:
     x = torch.arange(12.0).reshape(3, 4)
     for op, name in (("embedding", "weight_VH"), ("gather_rows", "x_TH")):
