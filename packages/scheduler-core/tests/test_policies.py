@@ -191,7 +191,9 @@ def test_long_prompts_take_their_turns_in_order_and_one_that_ended_is_passed_ove
     while scheduler.has_unfinished:
         plan = step(scheduler)
         begun += [join.request_id for join in plan.joined]
-        assert sum(not chunk.is_final for chunk in plan.prefill_chunks) <= 1
+        num_partial = sum(not chunk.is_final for chunk in plan.prefill_chunks)
+        # No turn is lost: while somebody waits for one, somebody has it.
+        assert num_partial == 1 or (num_partial == 0 and not scheduler.num_parked)
         scheduler.check_integrity()
     assert begun == ["d", "e", "b"]
 
