@@ -127,6 +127,35 @@ def test_two_runs_with_one_seed_are_byte_identical_in_any_process() -> None:
     assert output("1", "5") != output("1", "6")
 
 
+@pytest.mark.parametrize("is_full", [False, True])
+def test_output_that_nobody_takes_ends_without_a_trace_of_python(is_full: bool) -> None:
+    """A reader that has gone is no error; a full disk is one line."""
+    paths = [str(path) for path in map(Path, sys.path) if path.is_dir()]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+    environment.pop("PYTHONUNBUFFERED", None)  # What is buffered is flushed at exit, once more.
+    if is_full:
+        output = os.open("/dev/full", os.O_WRONLY)
+    else:
+        reader, output = os.pipe()
+        os.close(reader)
+    command = [sys.executable, "-m", "syncline.scheduler_core.simulate", *TINY]
+    ended = subprocess.run(
+        command, env=environment, stdout=output, stderr=subprocess.PIPE, text=True, check=False
+    )
+    os.close(output)
+    told = "simulate: error: cannot write the output: No space left on device\n"
+    assert (ended.returncode, ended.stderr) == ((2, told) if is_full else (141, ""))
+
+
+def test_groups_that_no_request_belongs_to_cost_nothing(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The draws of the others stay the same."""
+    argv = [*TINY, "--prefix-len", "4", "--num-prefixes"]
+    many = printed(capsys, [*argv, "1000000000"])
+    assert many["cached tokens"] == ["0"] and many == printed(capsys, [*argv, "2"])
+
+
 class Forgetful(Scheduler):
     """Plans a decode without the block that it was given for it."""
 
@@ -161,6 +190,8 @@ def test_a_broken_scheduler_is_found_and_named(capsys: pytest.CaptureFixture[str
         (["--prompt-len", "4000-5000"], ["shorter than max_model_len (4096)"]),
         (["--max-num-batched-tokens", "9"], ["max_num_batched_tokens", "512", "9"]),
         (["--num-request", "9"], ["--num-request"]),
+        (["--prefix-len", "1000000000"], ["shorter than max_model_len (4096)"]),
+        (["--trace", os.devnull, "--html", os.devnull], ["--trace and --html", "two files"]),
         (["--preset", "other"], ["--preset", "published"]),
     ],
 )

@@ -83,6 +83,28 @@ def test_the_page_is_well_formed_and_needs_nothing_else(tmp_path: Path) -> None:
         assert not element.tag.endswith(("line", "rect")) or "nan" not in str(element.attrib)
 
 
+@pytest.mark.parametrize(("num_requests", "num_blocks"), [("1", "3"), ("12", "20,200")])
+def test_every_text_of_a_picture_is_in_it_and_covers_no_other(
+    tmp_path: Path, num_requests: str, num_blocks: str
+) -> None:
+    """Letters are taken to be 7 wide and 12 high."""
+    path = tmp_path / "page.html"
+    argv = [*SMALL, "--num-requests", num_requests, "--num-blocks", num_blocks]
+    assert main([*argv, "--html", str(path)]) == 0
+    for picture in ET.fromstring(path.read_text("utf-8")).iter("{http://www.w3.org/1999/xhtml}svg"):
+        _, _, width, height = map(int, picture.attrib["viewBox"].split())
+        boxes: list[tuple[float, float, float, float]] = []
+        for element in picture.iter("{http://www.w3.org/1999/xhtml}text"):
+            length = 7 * len(element.text or "")
+            shift = {"middle": length / 2, "end": length}.get(element.get("text-anchor", ""), 0)
+            x, y = float(element.attrib["x"]) - shift, float(element.attrib["y"])
+            assert x >= 0 and x + length <= width and y >= 10 and y + 2 <= height
+            for left, right, top, bottom in boxes:
+                assert x + length <= left or x >= right or y + 2 <= top or y - 10 >= bottom
+            boxes.append((x, x + length, y - 10, y + 2))
+        assert len(boxes) > 6
+
+
 def test_two_runs_write_the_same_files(tmp_path: Path) -> None:
     for name in "ab":
         trace, html = tmp_path / f"{name}.json", tmp_path / f"{name}.html"

@@ -1,10 +1,11 @@
 """The command itself: the one place of this package that prints and writes files.
 
 Exit status: 0 for a run that broke nothing, 1 for one that did, 2 for a bad option or a file that
-cannot be written, 130 when interrupted.
+cannot be written, 130 when interrupted, 141 when whoever read the output has gone.
 """
 
 import argparse
+import contextlib
 import sys
 from collections.abc import Sequence as SequenceABC
 from dataclasses import replace
@@ -27,6 +28,10 @@ from syncline.scheduler_core.simulate.trace import trace_json
 from syncline.scheduler_core.simulate.workload import Load, Workload, draw_load, ending_model
 
 
+class _FileError(Exception):
+    """A file of the user's could not be written."""
+
+
 def main(argv: SequenceABC[str], make_scheduler: MakeScheduler = Scheduler) -> int:
     """Returns the exit status; a bad option raises SystemExit(2)."""
     try:
@@ -35,15 +40,30 @@ def main(argv: SequenceABC[str], make_scheduler: MakeScheduler = Scheduler) -> i
     except BrokenInvariantError as error:
         print(f"simulate: broken: {error}", file=sys.stderr)
         return 1
-    except OSError as error:  # A full disk, or a reader that has gone.
+    except _FileError as error:
         print(f"simulate: error: {error}", file=sys.stderr)
+        return 2
+    except BrokenPipeError:  # `| head` has seen enough, which is no error.
+        _discard_output()
+        return 141
+    except OSError as error:  # A full disk.
+        print(f"simulate: error: cannot write the output: {error.strerror}", file=sys.stderr)
+        _discard_output()
         return 2
     except KeyboardInterrupt:
         print("simulate: interrupted", file=sys.stderr)
         return 130
 
 
+def _discard_output() -> None:
+    """Give up what standard output still holds: the interpreter would write it again at exit."""
+    with contextlib.suppress(OSError):
+        sys.stdout.close()
+
+
 def _run(parser: OneLineParser, options: argparse.Namespace, make_scheduler: MakeScheduler) -> int:
+    if options.html is not None and options.html == options.trace:
+        parser.error(f"arguments --trace and --html: must be two files, got {options.html!r} twice")
     load, setups = _prepare(parser, options)
     for name, path in (("--trace", options.trace), ("--html", options.html)):
         if path is not None:
@@ -55,7 +75,7 @@ def _run(parser: OneLineParser, options: argparse.Namespace, make_scheduler: Mak
         setups = [_sweep(load, setups[0], make_scheduler)]
     results = [simulate(load, setup, make_scheduler) for setup in setups]
     cost = CostModel(us_per_step=options.us_per_step, us_per_token=options.us_per_token)
-    print(table([facts(result, cost) for result in results]))
+    print(table([facts(result, cost) for result in results]), flush=True)
     if options.trace is not None:
         _write(options.trace, trace_json(results, cost, headline))
     if options.html is not None:
@@ -84,8 +104,11 @@ def _require_writable(parser: OneLineParser, name: str, path: str) -> None:
 
 
 def _write(path: str, text: str) -> None:
-    with open(path, "w", encoding="utf-8", newline="\n") as file:
-        file.write(text)
+    try:
+        with open(path, "w", encoding="utf-8", newline="\n") as file:
+            file.write(text)
+    except OSError as error:
+        raise _FileError(f"cannot write {path!r}: {error.strerror}") from error
 
 
 def _prepare(parser: OneLineParser, options: argparse.Namespace) -> tuple[Load, list[Setup]]:

@@ -30,6 +30,7 @@ PRESETS: Final[dict[str, dict[str, str]]] = {
 }
 
 _DESCRIPTION = "Run a workload through the scheduler without a device, and say what it did."
+_DEFAULT = "(default: %(default)s)"
 _EPILOG = (
     "Lengths: 135 | 64-206 | geometric:846 | lognormal:846,0.8 (mean, sigma), "
     "or alternatives joined by '|'."
@@ -97,9 +98,21 @@ def _check_interval(text: str) -> int:
 def _add_workload(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("workload")
     add = group.add_argument
-    add("--num-requests", type=whole_number(1, 10**7), default="768", metavar="N")
-    add("--prompt-len", type=_lengths, default="68-202", metavar="LENGTHS", help="tokens")
-    add("--output-len", type=_lengths, default="423-1269", metavar="LENGTHS", help="tokens")
+    add("--num-requests", type=whole_number(1, 10**7), default="768", metavar="N", help=_DEFAULT)
+    add(
+        "--prompt-len",
+        type=_lengths,
+        default="68-202",
+        metavar="LENGTHS",
+        help=f"tokens {_DEFAULT}",
+    )
+    add(
+        "--output-len",
+        type=_lengths,
+        default="423-1269",
+        metavar="LENGTHS",
+        help=f"tokens {_DEFAULT}",
+    )
     add(
         "--max-tokens",
         type=whole_number(1),
@@ -112,18 +125,31 @@ def _add_workload(parser: argparse.ArgumentParser) -> None:
         type=_arrivals,
         default="at-once",
         metavar="WHEN",
-        help="at-once, every:STEPS or poisson:RATE in requests per step (default: at-once)",
+        help=f"at-once, every:STEPS or poisson:RATE in requests per step {_DEFAULT}",
     )
-    add("--num-samples", "-n", type=whole_number(1, 1024), default="1", metavar="N")
+    add(
+        "--num-samples",
+        "-n",
+        type=whole_number(1, 1024),
+        default="1",
+        metavar="N",
+        help=f"of each request {_DEFAULT}",
+    )
     add(
         "--prefix-len",
         type=whole_number(0),
         default="0",
         metavar="N",
-        help="tokens in front of each prompt that its group has in common (default: 0)",
+        help=f"tokens in front of each prompt that its group has in common {_DEFAULT}",
     )
-    add("--num-prefixes", type=whole_number(1), default="1", metavar="N", help="number of groups")
-    add("--seed", type=whole_number(0, 2**63 - 1), default="0", metavar="N")
+    add(
+        "--num-prefixes",
+        type=whole_number(1),
+        default="1",
+        metavar="N",
+        help=f"number of groups {_DEFAULT}",
+    )
+    add("--seed", type=whole_number(0, 2**63 - 1), default="0", metavar="N", help=_DEFAULT)
 
 
 def _add_engine(parser: argparse.ArgumentParser) -> None:
@@ -134,29 +160,33 @@ def _add_engine(parser: argparse.ArgumentParser) -> None:
         type=_whole_numbers,
         default="4675",
         metavar="N[,N...]",
-        help="size of the pool; several give a column each (default: 4675)",
+        help=f"size of the pool; several give a column each {_DEFAULT}",
     )
-    add("--block-size", type=whole_number(1, 4096), default="16", metavar="N", help="tokens")
-    add("--max-num-seqs", type=whole_number(1, 10**6), default="512", metavar="N")
-    add("--max-num-batched-tokens", type=whole_number(1), default="16384", metavar="N")
-    add("--max-model-len", type=whole_number(2), default="4096", metavar="N", help="tokens")
-    add("--depth", type=whole_number(1, 64), default="2", metavar="N", help="steps in flight")
-    add("--window", type=whole_number(1, 1024), default="1", metavar="N", help="decodes at once")
-    add("--num-draft-tokens", "-k", type=whole_number(0, 64), default="0", metavar="N")
+    for names, limits, default, text in (
+        (["--block-size"], (1, 4096), "16", "tokens"),
+        (["--max-num-seqs"], (1, 10**6), "512", "sequences per step"),
+        (["--max-num-batched-tokens"], (1, 10**9), "16384", "tokens per step"),
+        (["--max-model-len"], (2, 10**9), "4096", "tokens of prompt and output"),
+        (["--depth"], (1, 64), "2", "steps in flight"),
+        (["--window"], (1, 1024), "1", "decode steps in one launch"),
+        (["--num-draft-tokens", "-k"], (0, 64), "0", "of each row and decode step"),
+    ):
+        convert = whole_number(*limits)
+        add(*names, type=convert, default=default, metavar="N", help=f"{text} {_DEFAULT}")
     add(
         "--acceptance",
         type=_rate,
         default="0.7",
         metavar="RATE",
-        help="chance that a draft after a right one is right, 0 to 1 (default: 0.7)",
+        help=f"chance that a draft after a right one is right, 0 to 1 {_DEFAULT}",
     )
-    add("--no-prefix-caching", action="store_true")
+    add("--no-prefix-caching", action="store_true", help="share no prefix between requests")
     add(
         "--admission-policy",
         choices=("forecast", "greedy"),
         default="forecast",
         help="start a sequence if the expected peak of block use fits the pool, or as soon as its "
-        "own blocks are free (default: forecast)",
+        f"own blocks are free {_DEFAULT}",
     )
 
 
@@ -168,18 +198,20 @@ def _add_output(parser: argparse.ArgumentParser) -> None:
         type=_check_interval,
         default="every",
         metavar="every|N|none",
-        help="execute every plan on the oracle and compare the books every N steps (default: "
-        "every), or check nothing",
+        help="execute every plan on the oracle and compare the books every N steps, or check "
+        f"nothing, which is many times faster {_DEFAULT}",
     )
     add(
         "--sweep",
         action="store_true",
-        help="find the smallest pool without preemption first, and run that one",
+        help="find the smallest pool without preemption first, and run that one, whatever "
+        "--num-blocks says",
     )
     add("--trace", metavar="FILE", help="write a trace for ui.perfetto.dev or chrome://tracing")
     add("--html", metavar="FILE", help="write a page with the pool and the queue as pictures")
-    add("--us-per-step", type=whole_number(0), default="1000", metavar="N", help="pretended cost")
-    add("--us-per-token", type=whole_number(0), default="5", metavar="N", help="pretended cost")
+    for name, default in (("--us-per-step", "1000"), ("--us-per-token", "5")):
+        text = f"pretended cost {_DEFAULT}"
+        add(name, type=whole_number(0), default=default, metavar="N", help=text)
 
 
 def make_parser() -> OneLineParser:

@@ -135,6 +135,11 @@ def _area(scale: _Scale, values: list[float]) -> str:
     return f"{_line(scale, values)} L{end} L{scale.x(0)},{scale.y(0)} Z"
 
 
+def _quarters(maximum: int) -> list[int]:
+    """Where an axis is numbered: each whole number once, however few there are."""
+    return sorted({maximum * i // 4 for i in range(5)})
+
+
 def _chart(
     scale: _Scale, title: str, shapes: list[str], legend: SequenceABC[tuple[str, str]]
 ) -> str:
@@ -147,14 +152,13 @@ def _chart(
         f'<rect class="axis" x="{_LEFT}" y="{_TOP}" width="{_WIDTH}" height="{_HEIGHT}"/>',
         f'<text class="title" x="4" y="14">{title}</text>',
     ]
-    for i in range(5):
-        value = scale.maximum * i // 4
+    for value in _quarters(scale.maximum):
         parts.append(
             f'<text x="{_LEFT - 6}" y="{float(scale.y(value)) + 4:.1f}" text-anchor="end">'
             f"{value:,}</text>"
         )
-        step = scale.num_steps * i // 4
-        anchor = "end" if i == 4 else "middle"
+    for step in _quarters(scale.num_steps):
+        anchor = "end" if step == scale.num_steps else "middle"
         parts.append(
             f'<text x="{scale.x(step)}" y="{bottom + 16}" text-anchor="{anchor}">{step:,}</text>'
         )

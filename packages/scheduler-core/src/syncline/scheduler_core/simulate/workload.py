@@ -112,10 +112,7 @@ class EndingModel(HashModel):
 def draw_load(workload: Workload, max_model_len: int) -> Load:
     """Raises ValueError for a prompt that leaves no room under max_model_len."""
     draws = Draws(seed=workload.seed)
-    prefixes = [
-        tuple(draws.below(VOCAB_SIZE, _TOKENS, group, 0, i) for i in range(workload.prefix_len))
-        for group in range(workload.num_prefixes)
-    ]
+    prefixes: dict[int, tuple[int, ...]] = {}  # Of the groups that occur.
     requests: list[Request] = []
     output_lens: dict[tuple[str, int], int] = {}
     for i in range(workload.num_requests):
@@ -126,11 +123,16 @@ def draw_load(workload: Workload, max_model_len: int) -> Load:
                 f"a prompt must be shorter than max_model_len ({max_model_len}), "
                 f"request {i} draws {num_prompt} tokens"
             )
+        group = i % workload.num_prefixes
+        if group not in prefixes:
+            prefixes[group] = tuple(
+                draws.below(VOCAB_SIZE, _TOKENS, group, 0, k) for k in range(workload.prefix_len)
+            )
         # The first own token is the request's alone: no two prompts are equal.
         own = (VOCAB_SIZE + 1 + i, *_token_ids(draws, i, num_own - 1))
         request = Request(
             request_id=f"r{i}",
-            prompt_token_ids=prefixes[i % workload.num_prefixes] + own,
+            prompt_token_ids=prefixes[group] + own,
             stop=StopRules(
                 max_tokens=workload.max_tokens or max_model_len - num_prompt,
                 eos_token_ids=frozenset({END_TOKEN_ID}),
