@@ -93,6 +93,11 @@ def read_mutants(root: Path) -> list[Mutant]:
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
         raise MutantListError(f"names that occur twice: {twice}")
+    first: dict[tuple[str, str, str, str], str] = {}
+    for m in mutants:
+        same = first.setdefault((m.package, m.file, m.old, m.new), m.name)
+        if same != m.name:
+            raise MutantListError(f"one fault under two names: {same!r} and {m.name!r}")
     return mutants
 
 

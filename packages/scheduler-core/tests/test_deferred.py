@@ -245,6 +245,7 @@ def test_an_almost_fully_cached_prompt_in_one_chunk() -> None:
         outcome = run(scenario)
         c = outcome.sequences["c", 0]
         assert c.num_cached_tokens == (12 if caching else 0)
+        assert outcome.stats.num_prefill_tokens == 12 + (2 if caching else 14)
         assert c.prompt_token_ids == (*prompt, 50, 51) and c.num_output_tokens == 3
         outputs.append(c.output_token_ids[:])
     assert outputs[0] == outputs[1]

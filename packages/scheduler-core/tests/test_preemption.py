@@ -1,5 +1,7 @@
 """Preemption: who goes, what is kept, what is recomputed, and that nobody takes turns for ever."""
 
+import itertools
+
 import pytest
 
 from syncline.kv_cache import KVCacheManager
@@ -43,12 +45,14 @@ def test_a_recompute_is_final_where_the_known_tokens_end_not_the_prompt() -> Non
 
 def test_a_resumed_sequence_hits_its_own_blocks_and_the_sizes_agree() -> None:
     """Prompt 8, one output; cached 8 and scheduled 1, also with a budget of 4."""
-    for budget in (64, 8):
-        config = make_config(max_num_batched_tokens=budget)
+    for budget, num_chunks in ((64, 1), (4, 2)):
+        config = make_config(max_num_seqs=4, max_num_batched_tokens=budget)
         scheduler = make_scheduler(config=config)
         scheduler.add(make_request("b", 8, 5))
         (sequence,) = scheduler.sequences
-        step(scheduler)
+        for _ in range(num_chunks):
+            step(scheduler)
+        assert sequence.num_output_tokens == 1
         scheduler.preempt_one()
         plan = step(scheduler)
         assert plan.joined[0].num_computed_tokens == sequence.num_cached_tokens == 8
@@ -58,25 +62,30 @@ def test_a_resumed_sequence_hits_its_own_blocks_and_the_sizes_agree() -> None:
 
 
 def test_a_refused_admission_leaves_no_count_behind() -> None:
-    """Its cached blocks are evicted between the refusal and the admission: nothing is cached."""
+    """Refused while its two blocks are cached, admitted when both are evicted: cached 0, nine due.
+
+    Pool 4 of 4: "b" holds 8 tokens and needs a third block, "x" grows over both of its blocks.
+    """
     scheduler = make_scheduler(num_blocks=4, block_size=4)
+    scheduler.add(make_request("x", 5, 9))
     scheduler.add(make_request("b", 8, 5))
-    (b,) = scheduler.sequences
+    _, b = scheduler.sequences
     step(scheduler)
-    scheduler.preempt_one()
-    scheduler.abort("b")
-    scheduler.add(make_request("x", 4, 9))
-    scheduler.add(make_request("b", 8, 5))
     step(scheduler)
-    # "x" grows over the pool; "b" waits, is admitted, preempted and admitted as it goes.
-    while scheduler.has_unfinished:
-        plan = step(scheduler)
-        for join in plan.joined:
-            chunk = next(c for c in plan.prefill_chunks if c.row == join.row)
-            assert chunk.start == join.num_computed_tokens
-            assert chunk.stop == len(join.token_ids)
+    assert (b.num_preemptions, b.num_output_tokens) == (1, 1)
+    num_refusals = 0
+    while not (plan := step(scheduler)).joined:
+        assert scheduler.waiting_cause is IdleCause.WAITING_FOR_BLOCKS
+        assert (b.row, b.num_computed_tokens, b.num_cached_tokens) == (None, 0, 0)
         scheduler.check_integrity()
-    assert b.finish_reason is FinishReason.ABORT
+        num_refusals += 1
+    assert num_refusals == 7  # All that "x" has to go.
+    (join,) = plan.joined
+    assert (join.seq_id, join.num_computed_tokens, len(join.block_ids)) == (b.seq_id, 0, 3)
+    assert plan.prefill_chunks == (PrefillChunk(row=join.row, start=0, stop=9, is_final=True),)
+    while scheduler.has_unfinished:
+        step(scheduler)
+    assert (b.num_output_tokens, b.num_cached_tokens) == (5, 0)
 
 
 def test_the_youngest_is_the_victim_and_returns_to_its_place() -> None:
@@ -103,17 +112,29 @@ def test_nothing_is_running_nothing_is_preempted() -> None:
 
 
 def test_an_aborted_sequence_stays_aborted_whatever_is_preempted() -> None:
-    for depth in (1, 2):
+    """Aborted before or after it could be preempted, with and without its row in flight."""
+    for depth, is_aborted_first in itertools.product((1, 2), (False, True)):
         scheduler = make_scheduler(config=make_config(max_steps_in_flight=depth))
         scheduler.add(make_request("a", 4, 9))
         scheduler.add(make_request("b", 4, 9))
+        a, b = scheduler.sequences
         step(scheduler)
-        assert scheduler.plan() is not None
-        scheduler.preempt_one()
-        assert scheduler.abort("b") == 1
+        plan = scheduler.plan()
+        assert plan is not None
+        if is_aborted_first:
+            assert scheduler.abort("b") == 1
+            assert scheduler.preempt_one() == a.seq_id
+        else:
+            assert scheduler.preempt_one() == b.seq_id
+            assert scheduler.abort("b") == 1
+        scheduler.apply(make_result(plan))
         (ended,) = scheduler.take_finished()
-        assert ended.finish_reason is FinishReason.ABORT and ended.output_token_ids == [7]
-        assert [s.request_id for s in scheduler.sequences] == ["a"]
+        assert ended is b
+        while scheduler.has_unfinished:
+            assert scheduler.sequences == (a,)
+            step(scheduler)
+        assert b.finish_reason is FinishReason.ABORT and b.output_token_ids == [7]
+        assert a.num_output_tokens == 9
 
 
 def test_a_decode_that_needs_a_block_takes_it_from_the_youngest() -> None:

@@ -209,6 +209,7 @@ def test_old_entries_do_not_outlive_their_blocks() -> None:
     assert run_alone(scheduler, make_request("r1", [1, 2, 3, 4, 5], 1)) == [5]
     assert run_alone(scheduler, make_request("r2", [9, 9, 9, 9, 8, 8, 8, 8], 1)) == [8]
     assert run_alone(scheduler, make_request("r3", [1, 2, 3, 4, 5], 1)) == [5]
+    assert scheduler.stats.num_cached_tokens == 0
     for i in range(100):
         run_alone(scheduler, make_request("x", [i, i, i, i, i], 1))
         assert kv.num_cached_blocks <= 2

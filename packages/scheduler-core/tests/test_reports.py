@@ -171,8 +171,10 @@ def test_b15_paused_and_flushed_the_next_token_is_the_next_token(
 ) -> None:
     request = make_request("a", 6, 10)
     expected = reference_output(HashModel(), request, 0, max_model_len=128)
+    nums_in_flight: set[int] = set()
 
     def pause(scheduler: Scheduler, runner: OracleRunner) -> None:
+        nums_in_flight.add(scheduler.steps_in_flight)
         scheduler.pause("keep")
 
     def empty(scheduler: Scheduler, runner: OracleRunner) -> None:
@@ -193,7 +195,9 @@ def test_b15_paused_and_flushed_the_next_token_is_the_next_token(
         )
         outcome = run(scenario)
         assert tuple(outcome.sequences["a", 0].output_token_ids) == expected.token_ids
+        assert len(expected.token_ids) == 10
         assert outcome.stats.num_surplus_tokens == 0
+    assert in_flight in nums_in_flight
 
 
 def test_b35_an_early_end_of_sequence_inside_a_verified_row_does_not_count() -> None:
