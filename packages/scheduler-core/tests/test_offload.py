@@ -7,7 +7,14 @@ from itertools import product
 import pytest
 
 from syncline.kv_cache import KVCacheManager
-from syncline.scheduler_core import FinishReason, PauseMode, Request, Scheduler, TransferError
+from syncline.scheduler_core import (
+    FinishReason,
+    PauseMode,
+    Request,
+    Scheduler,
+    StepPlan,
+    TransferError,
+)
 from syncline.scheduler_core.oracle import (
     HashModel,
     OracleTier,
@@ -21,6 +28,7 @@ from syncline.scheduler_core.oracle import (
     run,
 )
 from syncline.scheduler_core.oracle.drive import Control
+from syncline.scheduler_core.speculation import DraftCounts
 from syncline.scheduler_core.testing import (
     ScriptedTier,
     make_config,
@@ -242,3 +250,35 @@ def test_a_resize_forgets_what_no_plan_has_stored_yet() -> None:
     assert not step(scheduler).kv_stores
     scheduler.preempt_one()
     assert len(step(scheduler).kv_stores[0].keys) == 2
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_a_load_may_overwrite_what_a_copy_of_its_plan_has_read(depth: int) -> None:
+    """In a full pool the source of a cached prompt's copy is given to whoever loads behind it."""
+    prompts = {"c": [9] * 8, "d": [7] * 8, "a": SHARED, "b": SHARED, "e": [9] * 8}
+    requests = {name: make_request(name, prompt, 1) for name, prompt in prompts.items()}
+    tier = OracleTier()
+    scenario = replace(
+        make_scenario(4, depth, tier=tier, requests=()),
+        arrivals={
+            0: (requests["c"],),
+            5: (requests["d"],),
+            10: (requests["a"],),
+            15: (requests["b"], requests["e"]),
+        },
+    )
+    plans: list[StepPlan] = []
+
+    class Spy(Scheduler):
+        def plan(
+            self, *, window: int = 1, num_draft_tokens: DraftCounts = 0, now_s: float | None = None
+        ) -> StepPlan | None:
+            plan = super().plan(window=window, num_draft_tokens=num_draft_tokens, now_s=now_s)
+            plans.extend([] if plan is None else [plan])
+            return plan
+
+    outcome = run(scenario, make_scheduler=lambda config, kv: Spy(config, kv, offload=tier))
+    assert_true(outcome, tuple(requests.values()))
+    sources = {source for plan in plans for source, _ in plan.block_copies if plan.kv_loads}
+    loaded = {b for plan in plans for load in plan.kv_loads for b in load.block_ids}
+    assert sources and sources <= loaded

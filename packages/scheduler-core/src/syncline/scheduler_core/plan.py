@@ -47,8 +47,9 @@ class RowJoin:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepPlan:
     """One step. Apply `left`, then `joined` and `new_blocks`; read what `kv_stores` names; make
-    `block_copies`; compute. `kv_loads` start once everything planned before, and the stores, are
-    through; nothing in the step waits for them. A plan may have transfers and nothing to compute.
+    `block_copies`; compute. `kv_loads` start once everything planned before, the stores and the
+    copies are through (a load may overwrite what a copy reads); nothing in the step waits for them.
+    A plan may have transfers and nothing to compute.
 
     kv_epoch, weight_version   the stamps of everything the step computes
     window                     decode steps launched at once; each decode row yields up to this many

@@ -1,8 +1,8 @@
 """Transfers of KV as data: what a plan asks the runner to store or to load.
 
     store   read before the step writes anything, in stream order: its blocks need no holder
-    load    written outside step order, after every earlier step: its blocks stay owned until
-            `Scheduler.finish_load`
+    load    written outside step order, after every earlier step and this plan's stores and block
+            copies: its blocks stay owned until `Scheduler.finish_load`
     send    read by somebody else, after its sequence has ended: its blocks stay owned until
             `Scheduler.finish_send`
 

@@ -136,8 +136,11 @@ class OracleTransport:
             for key, block_id in zip(store.keys, store.block_ids, strict=True):
                 slots = tuple(kv.read(block_id, offset) for offset in range(kv.block_size))
                 self._tier.write(key, slots)
+        read_first = {source for source, _ in plan.block_copies}
         for load in plan.kv_loads:
             for block_id in load.block_ids:
+                if block_id in read_first:
+                    continue  # The load starts after the copies.
                 for offset in range(kv.block_size):
                     kv.write(block_id, offset, context=-2, position=-2, kv_epoch=-2)
         begun: list[Transfer] = [*plan.kv_stores, *plan.kv_loads]
