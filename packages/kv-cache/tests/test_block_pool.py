@@ -2,14 +2,14 @@
 
 import tracemalloc
 from collections import Counter
-from typing import cast
+from typing import Any, cast
 from unittest import TestCase
 
 import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from syncline.kv_cache import BlockId, BlockNotHeldError, BlockPool, IntegrityError
+from syncline.kv_cache import BlockId, BlockNotHeldError, BlockPool, IntegrityError, KVCacheManager
 
 
 class BlockPoolMachine(RuleBasedStateMachine):
@@ -164,3 +164,11 @@ def test_blocks_that_were_never_taken_go_before_those_that_were_freed() -> None:
     pool.check([0, 1, 1, 1, 1], set())
     with pytest.raises(IntegrityError):
         pool.check([1, 1, 1, 1, 1], set())
+
+
+@pytest.mark.parametrize("size", [0, -1, 1.5, "4"])
+def test_sizes_are_integers_above_zero(size: Any) -> None:
+    with pytest.raises(ValueError, match=r"num_blocks must be (positive|an int), got"):
+        BlockPool(size)
+    with pytest.raises(ValueError, match=r"block_size must be (positive|an int), got"):
+        KVCacheManager(4, size)

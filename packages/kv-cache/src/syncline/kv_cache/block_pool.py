@@ -23,6 +23,14 @@ def _ignore_eviction(block_id: BlockId) -> None:
     """Nobody keeps an index over this pool."""
 
 
+def require_positive(name: str, value: object) -> None:
+    """Raise ValueError unless the value is an int above 0."""
+    if not isinstance(value, int):
+        raise ValueError(f"{name} must be an int, got {value!r}")
+    if value <= 0:
+        raise ValueError(f"{name} must be positive, got {value!r}")
+
+
 class BlockPool:
     """A fixed set of blocks, each free or held by one or more holders.
 
@@ -34,8 +42,7 @@ class BlockPool:
     def __init__(
         self, num_blocks: int, on_evict: Callable[[BlockId], None] = _ignore_eviction
     ) -> None:
-        if num_blocks <= 0:
-            raise ValueError(f"num_blocks must be positive, got {num_blocks}")
+        require_positive("num_blocks", num_blocks)
         self._ref_counts = [0] * num_blocks
         self._cached = bytearray(num_blocks)
         self._first_fresh = (

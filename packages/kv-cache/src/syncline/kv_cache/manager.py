@@ -7,7 +7,7 @@ have been computed, and under which `kv_epoch`. Token lists must be append-only 
 from collections.abc import Iterable
 from collections.abc import Sequence as SequenceABC
 
-from syncline.kv_cache.block_pool import BlockPool
+from syncline.kv_cache.block_pool import BlockPool, require_positive
 from syncline.kv_cache.block_table import BlockTable, Lease
 from syncline.kv_cache.chains import describe, drop_packed, pack_blocks, renew_root
 from syncline.kv_cache.errors import BlockNotHeldError, BlocksInUseError, KVCacheError
@@ -57,8 +57,7 @@ class KVCacheManager:
         index: PrefixIndex | None = None,
         event_log: IndexListener | None = None,
     ) -> None:
-        if block_size <= 0:
-            raise ValueError(f"block_size must be positive, got {block_size}")
+        require_positive("block_size", block_size)
         self.block_size = block_size
         self.enable_prefix_caching = enable_prefix_caching
         self._kv_format = kv_format

@@ -6,6 +6,8 @@ may end them, or that reach a length limit, are looked at one by one.
 
 import math
 from array import array
+from dataclasses import replace
+from operator import index
 
 from syncline.scheduler_core.columns import MAX_TOKEN_ID, pack_ids, pack_logprobs
 from syncline.scheduler_core.connectors.values import RemotePrefill
@@ -66,10 +68,45 @@ def _check_rows(step: StepInFlight, result: StepResult) -> None:
         if row not in rows:
             raise ResultError(step.step_id, f"row {row} is not part of the step")
     for span in result.columns:
-        if span.start < 0:
+        if not isinstance(span.start, int) or span.start < 0:  # pyright: ignore[reportUnnecessaryIsInstance]  a runner's data
             raise ResultError(
                 step.step_id, f"column {span.name!r} of row {span.row} starts at {span.start}"
             )
+        _require_column(step, span.name, span.values)
+
+
+def _require_column(step: StepInFlight, name: object, values: object) -> None:
+    try:
+        hash(name)
+        iter(values)  # type: ignore[call-overload]  # That is the question.
+    except TypeError as error:
+        raise ResultError(step.step_id, f"column {name!r}: {error}") from None
+
+
+def with_plain_counts(step: StepInFlight, result: StepResult) -> StepResult:
+    """The result with counts that are ints: those of a library may have a fixed width.
+
+    Raises ResultError for anything that is no integer, or no tuple where there must be one.
+    """
+    for name, value in (("columns", result.columns), ("errors", result.errors)):
+        if value is None:  # pyright: ignore[reportUnnecessaryComparison]  a runner's data
+            raise ResultError(step.step_id, f"{name} must be a tuple, got None")
+    if result.counts is None and result.window_counts is None:
+        return result
+    return replace(
+        result,
+        counts=_plain_ints(step, "counts", result.counts),
+        window_counts=_plain_ints(step, "window_counts", result.window_counts),
+    )
+
+
+def _plain_ints(
+    step: StepInFlight, name: str, values: tuple[int, ...] | None
+) -> tuple[int, ...] | None:
+    try:
+        return None if values is None else tuple(map(index, values))
+    except TypeError:
+        raise ResultError(step.step_id, f"{name} must be integers, got {values!r}") from None
 
 
 def _check_counts(step: StepInFlight, result: StepResult, counts: tuple[int, ...]) -> None:
@@ -129,6 +166,7 @@ class Applier:
         """Raises StepOrderError or ResultError with nothing changed."""
         pending = self._life.pending
         step = pending.oldest(result.step_id)
+        result = with_plain_counts(step, result)
         token_ids, logprobs = check_result(step, result)
         receivers = self._column_receivers(step, result)
         self._life.clock.enter(now_s)

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from syncline.scheduler_core.checking import require_int
 from syncline.scheduler_core.types import AdmissionPolicy, SchedulingPolicy
 
 
@@ -43,6 +44,7 @@ class SchedulerConfig:
             ("max_model_len", self.max_model_len),
             ("max_steps_in_flight", self.max_steps_in_flight),
         ):
+            require_int(name, value)
             if value < 1:
                 raise ValueError(f"{name} must be at least 1, got {value}")
         if self.max_num_batched_tokens < self.max_num_seqs:
@@ -58,12 +60,16 @@ class SchedulerConfig:
             raise ValueError(
                 f"admission_policy must be 'forecast' or 'greedy', got {self.admission_policy!r}"
             )
+        require_int("long_prefill_token_threshold", self.long_prefill_token_threshold)
         if self.long_prefill_token_threshold < 0:
             raise ValueError(
                 f"long_prefill_token_threshold must be at least 0, "
                 f"got {self.long_prefill_token_threshold}"
             )
-        if self.max_num_partial_prefills is not None and self.max_num_partial_prefills < 1:
+        if self.max_num_partial_prefills is None:
+            return
+        require_int("max_num_partial_prefills", self.max_num_partial_prefills)
+        if self.max_num_partial_prefills < 1:
             raise ValueError(
                 f"max_num_partial_prefills must be None or at least 1, "
                 f"got {self.max_num_partial_prefills}"

@@ -4,6 +4,7 @@ Everything here acts between steps: what changes KV or the pool refuses while st
 """
 
 from syncline.kv_cache import KVCacheManager
+from syncline.scheduler_core.checking import require_int
 from syncline.scheduler_core.config import SchedulerConfig
 from syncline.scheduler_core.errors import StepsInFlightError
 from syncline.scheduler_core.lifecycle import Lifecycle
@@ -91,6 +92,7 @@ class Control:
         self, version: int, policy: UnfinishedPolicy, now_s: float | None
     ) -> None:
         self.require_idle_device("set the weight version")
+        require_int("version", version)
         if policy not in ("recompute", "abort", "keep_kv"):
             raise ValueError(f"policy must be 'recompute', 'abort' or 'keep_kv', got {policy!r}")
         self._life.clock.enter(now_s)
@@ -144,6 +146,7 @@ class Control:
     def resize_pool(self, num_blocks: int, now_s: float | None) -> None:
         """Every sequence loses its blocks; limits follow the new size."""
         self.require_idle_device("resize the pool")
+        require_int("num_blocks", num_blocks)
         if num_blocks < 1:
             raise ValueError(f"num_blocks must be at least 1, got {num_blocks}")
         self._life.transfers.require_none("resize the pool")

@@ -15,7 +15,8 @@ import hashlib
 import struct
 from collections.abc import Callable, Mapping
 from dataclasses import fields, is_dataclass
-from typing import Any, Final
+from operator import index
+from typing import Any, Final, SupportsIndex, cast
 
 
 def digest(value: object) -> str:
@@ -28,6 +29,8 @@ def encode(value: object) -> bytes:
     for kind, encode_kind in _KINDS:
         if isinstance(value, kind):
             return encode_kind(value)
+    if hasattr(value, "__index__"):
+        return _encode_int(index(cast("SupportsIndex", value)))  # An integer of some library.
     if is_dataclass(value) and not isinstance(value, type):
         return _encode_dataclass(value)
     raise ValueError(f"value must be of a kind with a canonical encoding, got {type(value)}")

@@ -71,6 +71,7 @@ class Planner:
         decoding = life.decoding
         draft = _Draft()
         if window > 1:
+            window = min(window, self._config.max_model_len)  # Also while nobody decodes.
             window = decoding.window_within_lengths(window)
         self._reserve_decodes(window, draft)
         first_drafts = self._join_remotes(window, draft)

@@ -11,6 +11,7 @@ from struct import error as struct_error
 from struct import pack
 from typing import Protocol
 
+from syncline.scheduler_core.checking import require_frozenset, require_int
 from syncline.scheduler_core.connectors.values import RemotePrefill
 
 
@@ -31,6 +32,10 @@ class StopRules:
     ignore_eos: bool = False
 
     def __post_init__(self) -> None:
+        require_int("max_tokens", self.max_tokens)
+        require_int("min_tokens", self.min_tokens)
+        require_frozenset("stop_token_ids", self.stop_token_ids)
+        require_frozenset("eos_token_ids", self.eos_token_ids)
         if self.max_tokens < 1:
             raise ValueError(f"max_tokens must be at least 1, got {self.max_tokens}")
         if not 0 <= self.min_tokens <= self.max_tokens:
@@ -112,6 +117,11 @@ class Request:
             raise ValueError(
                 f"prompt_token_ids of request {self.request_id!r} must be {bound}"
             ) from None
+        require_int(f"num_samples of request {self.request_id!r}", self.num_samples)
+        require_int(f"priority of request {self.request_id!r}", self.priority)
+        require_frozenset(
+            f"required_prompt_columns of request {self.request_id!r}", self.required_prompt_columns
+        )
         if self.num_samples < 1:
             raise ValueError(
                 f"num_samples of request {self.request_id!r} must be at least 1, "

@@ -6,6 +6,7 @@ the order of calls alone.
 
 from syncline.kv_cache import KVCacheManager
 from syncline.scheduler_core.applying import Applier
+from syncline.scheduler_core.checking import require_int
 from syncline.scheduler_core.config import SchedulerConfig
 from syncline.scheduler_core.connectors.protocols import OffloadConnector
 from syncline.scheduler_core.connectors.values import Handoff, RemotePrefill, TransferId
@@ -205,6 +206,7 @@ class Scheduler:
         Raises ValueError for a window below 1, a negative number of drafts, or a sequence id that
         was never given out.
         """
+        require_int("window", window)
         if window < 1:
             raise ValueError(f"window must be at least 1, got {window}")
         if num_draft_tokens:

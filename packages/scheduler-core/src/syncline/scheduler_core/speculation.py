@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from collections.abc import Sequence as SequenceABC
 from typing import TypeAlias
 
+from syncline.scheduler_core.checking import require_int, require_mapping
 from syncline.scheduler_core.types import SequenceId
 
 DraftCounts: TypeAlias = int | Mapping[SequenceId, int]
@@ -33,7 +34,10 @@ def check_draft_counts(wanted: DraftCounts, num_sequence_ids: int) -> None:
         if wanted < 0:
             raise ValueError(f"num_draft_tokens must be at least 0, got {wanted}")
         return
+    require_mapping("num_draft_tokens", wanted)
     for seq_id, num_drafts in wanted.items():
+        require_int("a sequence id in num_draft_tokens", seq_id)
+        require_int(f"num_draft_tokens of sequence {seq_id}", num_drafts)
         if not 0 <= seq_id < num_sequence_ids:
             raise ValueError(
                 f"num_draft_tokens must name sequences below {num_sequence_ids}, got {seq_id}"

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import NewType
 
 from syncline.kv_cache import BlockId, StableKey
+from syncline.scheduler_core.checking import require_int
 from syncline.scheduler_core.columns import MAX_TOKEN_ID
 from syncline.scheduler_core.types import SequenceId
 
@@ -79,6 +80,7 @@ class RemotePrefill:
             ("first_token_id", self.first_token_id),
             ("num_draft_tokens", self.num_draft_tokens),
         ):
+            require_int(name, value)
             if value < 0:
                 raise ValueError(f"{name} must be at least 0, got {value}")
         if self.first_token_id > MAX_TOKEN_ID:
