@@ -9,6 +9,7 @@ import pytest
 from syncline.kv_cache import KVCacheManager
 from syncline.scheduler_core import (
     FinishReason,
+    IdleCause,
     PauseMode,
     Request,
     Scheduler,
@@ -282,3 +283,23 @@ def test_a_load_may_overwrite_what_a_copy_of_its_plan_has_read(depth: int) -> No
     sources = {source for plan in plans for source, _ in plan.block_copies if plan.kv_loads}
     loaded = {b for plan in plans for load in plan.kv_loads for b in load.block_ids}
     assert sources and sources <= loaded
+
+
+def test_what_is_idle_behind_a_load_waits_for_the_transfer_whatever_it_was_parked_on() -> None:
+    """The sibling has been parked longest, on the prompt that its leader has come to load."""
+    tier = ScriptedTier(0)
+    config = replace(make_config(), long_prefill_token_threshold=4, max_num_partial_prefills=1)
+    scheduler = Scheduler(config, KVCacheManager(16, 4), offload=tier)
+    scheduler.add(make_request("long", list(range(20)), 4))
+    scheduler.add(make_request("a", [7] * 20, 4, num_samples=2))
+    step(scheduler)
+    assert scheduler.num_parked == 2
+    scheduler.abort("long")
+    tier.num_blocks = 2
+    plan = step(scheduler)
+    (load,) = plan.kv_loads
+    assert scheduler.plan() is None
+    assert scheduler.waiting_cause is IdleCause.WAITING_FOR_PREFIX
+    assert scheduler.idle_cause is IdleCause.WAITING_FOR_TRANSFER
+    scheduler.finish_load(load.transfer_id, 8)
+    assert step(scheduler).joined

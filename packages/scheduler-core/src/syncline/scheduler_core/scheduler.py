@@ -372,6 +372,6 @@ class Scheduler:
             return IdleCause.WAITING_FOR_RESULTS
         waiting_cause = self._planner.waiting_cause
         assert waiting_cause is not None  # No step in flight, nothing planned: all are waiting.
-        if waiting_cause is IdleCause.WAITING_FOR_BLOCKS and life.transfers.num_in_flight:
-            return IdleCause.WAITING_FOR_TRANSFER  # Nobody else holds what is lacking.
+        if waiting_cause is not IdleCause.PAUSED and life.transfers.num_in_flight:
+            return IdleCause.WAITING_FOR_TRANSFER  # Nothing else can change what is lacking.
         return waiting_cause
