@@ -89,7 +89,7 @@ def _sweep(load: Load, setup: Setup, make_scheduler: MakeScheduler) -> Setup:
     for num_blocks, num_preemptions, num_cut in sweep.tried:
         cut = f", {num_cut:,} samples cut short" if num_cut else ""
         print(f"tried {num_blocks:>10,} blocks: {num_preemptions:,} preemptions{cut}")
-    print(f"smallest pool without preemption: {sweep.num_blocks:,} blocks")
+    print(f"smallest pool found without preemption: {sweep.num_blocks:,} blocks")
     print(flush=True)
     return replace(setup, num_blocks=sweep.num_blocks)
 

@@ -204,8 +204,8 @@ def _add_output(parser: argparse.ArgumentParser) -> None:
     add(
         "--sweep",
         action="store_true",
-        help="find the smallest pool without preemption first, and run that one, whatever "
-        "--num-blocks says",
+        help="find the smallest pool without preemption first, by bisection, and run that one, "
+        "whatever --num-blocks says",
     )
     add("--trace", metavar="FILE", help="write a trace for ui.perfetto.dev or chrome://tracing")
     add("--html", metavar="FILE", help="write a page with the pool and the queue as pictures")

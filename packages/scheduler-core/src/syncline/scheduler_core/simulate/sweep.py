@@ -1,5 +1,7 @@
 """The smallest pool in which nothing is preempted, by bisection.
 
+A larger pool does not always preempt less, so a smaller one that fits may be passed over.
+
 A pool fits if no sequence is preempted and none is cut short by it. One block less than the answer
 has been tried and does not fit; of the pools further below only those listed.
 """
