@@ -36,7 +36,8 @@ class Maker:
 
     def distinct(self, count: int, below: int, dtype: torch.dtype = torch.int64) -> torch.Tensor:
         """`count` different numbers in [0, below)."""
-        drawn = torch.randperm(below, generator=self._generator)[:count]
+        # A copy: on another device a view would leave the rest of its buffer behind.
+        drawn = torch.randperm(below, generator=self._generator)[:count].clone()
         return drawn.to(dtype).to(self.device)
 
     def angles(self, num_positions: int, head_dim: int) -> torch.Tensor:
