@@ -5,6 +5,7 @@ compared is shared in error at once.
 """
 
 import itertools
+from typing import Any
 
 import pytest
 
@@ -132,3 +133,24 @@ def test_a_table_that_opted_out_neither_hits_nor_is_listed_nor_awaited() -> None
     assert kv.publish(aside, [2] * 12, 12, kv.kv_epoch) == 0
     assert (cached(kv, [2] * 9), cached(kv, [1] * 9)) == (0, 8)
     kv.check_integrity([listed, aside])
+
+
+@pytest.mark.parametrize("num_computed_tokens", [-1, 7, 8])
+def test_nothing_is_listed_for_tokens_that_were_not_given(num_computed_tokens: int) -> None:
+    kv = KVCacheManager(4, 4)
+    table = kv.new_table()
+    kv.reserve(table, 8)
+    with pytest.raises(ValueError, match="num_computed_tokens must be in"):
+        kv.publish(table, [1, 2, 3, 4, 5, 6], num_computed_tokens, 0)
+    assert kv.num_cached_blocks == 0
+    assert kv.publish(table, [1, 2, 3, 4, 5, 6], 6, 0) == 1
+
+
+def test_a_lease_holds_what_an_iterator_names() -> None:
+    kv = KVCacheManager(4, 4)
+    table = kv.new_table()
+    kv.reserve(table, 8)
+    block_ids: Any = iter(table.block_ids)
+    lease = kv.lease(block_ids)
+    kv.release(table)
+    assert (lease.block_ids, kv.num_free_blocks) == ((0, 1), 2)

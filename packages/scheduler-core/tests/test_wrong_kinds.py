@@ -62,6 +62,15 @@ def test_every_number_and_set_of_a_value_is_one(base: Any, name: str, value: obj
         replace(base, **{name: value})
 
 
+@pytest.mark.parametrize("name", ["request_id", "cache_salt", "adapter_id"])
+@pytest.mark.parametrize("value", [None, 5, [1]])
+def test_every_name_of_a_request_is_a_str(name: str, value: object) -> None:
+    """A salt of None would fail where its first block is named, in the middle of a result."""
+    wrong: dict[str, Any] = {name: value}
+    with pytest.raises(ValueError, match=f"^{name}.* must be a str, got"):
+        replace(make_request(), **wrong)
+
+
 def test_a_plain_set_of_stop_ids_is_refused_before_it_stops_a_plan_halfway() -> None:
     ids: Any = {3}
     with pytest.raises(ValueError, match="stop_token_ids must be a frozenset"):

@@ -235,6 +235,11 @@ class KVCacheManager:
                 f"num_computed_tokens must be at most {table.num_tokens_capacity} (reserved), "
                 f"got {num_computed_tokens}"
             )
+        if not 0 <= num_computed_tokens <= len(token_ids):
+            raise ValueError(
+                f"num_computed_tokens must be in [0, {len(token_ids)}] (token_ids), "
+                f"got {num_computed_tokens}"
+            )
         if num_full <= table.num_published or kv_epoch != self._kv_epoch:
             return 0
         if not self._is_publishable(table):
@@ -280,6 +285,7 @@ class KVCacheManager:
 
     def lease(self, block_ids: SequenceABC[BlockId]) -> Lease:
         """Hold blocks outside step order. Raises BlockNotHeldError, with nothing taken."""
+        block_ids = tuple(block_ids)  # An iterator would be used up by the check.
         for block_id in block_ids:
             if self._pool.ref_count(block_id) == 0:
                 raise BlockNotHeldError(block_id)  # A free block has no content to protect.

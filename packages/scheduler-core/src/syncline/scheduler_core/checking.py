@@ -12,6 +12,12 @@ def require_int(name: str, value: object) -> None:
         raise ValueError(f"{name} must be an int, got {value!r}")
 
 
+def require_str(name: str, value: object) -> None:
+    """Raise ValueError unless it is a str."""
+    if not isinstance(value, str):
+        raise ValueError(f"{name} must be a str, got {value!r}")
+
+
 def require_frozenset(name: str, value: object) -> None:
     """Raise ValueError unless it is a frozenset."""
     if not isinstance(value, frozenset):

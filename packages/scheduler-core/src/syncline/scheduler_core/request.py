@@ -11,7 +11,7 @@ from struct import error as struct_error
 from struct import pack
 from typing import Protocol
 
-from syncline.scheduler_core.checking import require_frozenset, require_int
+from syncline.scheduler_core.checking import require_frozenset, require_int, require_str
 from syncline.scheduler_core.connectors.values import RemotePrefill
 
 
@@ -106,6 +106,9 @@ class Request:
     hands_off_kv: bool = False
 
     def __post_init__(self) -> None:
+        require_str("request_id", self.request_id)
+        require_str(f"cache_salt of request {self.request_id!r}", self.cache_salt)
+        require_str(f"adapter_id of request {self.request_id!r}", self.adapter_id)
         if not self.prompt_token_ids:
             raise ValueError(f"prompt_token_ids of request {self.request_id!r} must not be empty")
         try:
