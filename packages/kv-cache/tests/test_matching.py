@@ -9,7 +9,7 @@ from syncline.kv_cache.chains import describe
 from syncline.kv_cache.errors import StaleMatchError
 from syncline.kv_cache.expectations import Expectations
 from syncline.kv_cache.matching import longest_match, verify
-from syncline.kv_cache.prefix_index import PrefixEntry, pack_tokens
+from syncline.kv_cache.prefix_index import Chunk, PrefixEntry, pack_tokens
 
 TOKENS = tuple(range(12))
 
@@ -26,9 +26,13 @@ def make_index() -> PrefixIndex:
     return index
 
 
+def chunks_of(tokens: tuple[int, ...]) -> list[Chunk]:
+    return [pack_tokens(tokens[i : i + 4]) for i in range(0, len(tokens), 4)]
+
+
 def make_table(index: PrefixIndex, tokens: tuple[int, ...] = TOKENS) -> BlockTable:
     table = BlockTable(CacheRoot(), 4, cacheable=True)
-    describe(table, pack_tokens(tokens), 0, len(tokens) // 4, index.key_of)
+    describe(table, chunks_of(tokens), 0, len(tokens) // 4, index.key_of)
     return table
 
 
@@ -37,7 +41,7 @@ def match_in(index: PrefixIndex, max_tokens: int = 12, num_described: int = 3) -
         index,
         Expectations(),
         make_table(index),
-        pack_tokens(TOKENS),
+        chunks_of(TOKENS),
         num_described=num_described,
         max_tokens=max_tokens,
     )

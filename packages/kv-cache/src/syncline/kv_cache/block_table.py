@@ -10,7 +10,7 @@ from collections.abc import Callable
 from collections.abc import Sequence as SequenceABC
 
 from syncline.kv_cache.errors import LeaseError
-from syncline.kv_cache.prefix_index import PrefixEntry
+from syncline.kv_cache.prefix_index import Chunk, PrefixEntry
 from syncline.kv_cache.types import BlockId, BlockKey, CacheRoot
 
 
@@ -21,11 +21,11 @@ class BlockTable:
         "block_ids",
         "block_size",
         "cacheable",
+        "chunks",
+        "first_chunk",
         "keys",
         "num_expected",
         "num_published",
-        "packed",
-        "packed_from",
         "parent",
         "root",
     )
@@ -38,8 +38,9 @@ class BlockTable:
         self.keys: list[BlockKey] = []
         self.num_published = 0
         self.num_expected = 0  # Full blocks [num_published, num_expected) are being computed.
-        self.packed = b""  # Tokens of full blocks from `packed_from` on, until they are published.
-        self.packed_from = 0
+        # Tokens of full blocks from `first_chunk` on, kept until they are published.
+        self.chunks: list[Chunk] = []
+        self.first_chunk = 0
         self.parent: PrefixEntry | CacheRoot | None = root  # None: cut, nothing more is listed.
 
     @property

@@ -17,52 +17,52 @@ from syncline.kv_cache.prefix_index import (
 from syncline.kv_cache.types import BlockKey, CacheRoot
 
 
-def pack_blocks(table: BlockTable, token_ids: SequenceABC[int], first: int, stop: int) -> bytes:
-    """The blocks [first, stop), all full, from the first byte on; bytes may follow.
+def chunks_of(table: BlockTable, token_ids: SequenceABC[int], first: int, stop: int) -> list[Chunk]:
+    """The tokens of the blocks from `first` on, all full, up to `stop` or farther.
 
-    They are kept for the next call, until `drop_packed`. Raises ValueError for an id that cannot be
+    They are kept for the next call, until `drop_chunks`. Raises ValueError for an id that cannot be
     packed.
     """
-    size = table.block_size
-    if not table.packed or first < table.packed_from:
-        table.packed, table.packed_from = b"", first
-    num_packed = table.packed_from * size + len(table.packed) // TOKEN_BYTES
-    if num_packed < stop * size:
-        table.packed += pack_tokens(token_ids[num_packed : stop * size])
-    start = (first - table.packed_from) * size * TOKEN_BYTES
-    return table.packed[start:] if start else table.packed
+    if not table.chunks or first < table.first_chunk:
+        table.chunks, table.first_chunk = [], first
+    size, width = table.block_size, table.block_size * TOKEN_BYTES
+    num_known = table.first_chunk + len(table.chunks)
+    if num_known < stop:
+        packed = pack_tokens(token_ids[num_known * size : stop * size])
+        table.chunks += [packed[i : i + width] for i in range(0, len(packed), width)]
+    return table.chunks[first - table.first_chunk :] if first > table.first_chunk else table.chunks
 
 
-def drop_packed(table: BlockTable, stop: int) -> None:
-    """Blocks before `stop` are not asked for again: forget what is packed if it ends there."""
-    if len(table.packed) <= (stop - table.packed_from) * table.block_size * TOKEN_BYTES:
-        table.packed = b""
+def drop_chunks(table: BlockTable, stop: int) -> None:
+    """Blocks before `stop` are not asked for again: forget the tokens if they end there."""
+    if table.first_chunk + len(table.chunks) <= stop:
+        table.chunks = []
 
 
 def describe(
     table: BlockTable,
-    packed: bytes,
+    chunks: SequenceABC[Chunk],
     first: int,
     num_full: int,
     key_of: Callable[[BlockKey, Chunk], BlockKey],
 ) -> None:
-    """Key the full blocks up to `num_full` that have no key yet. packed: the blocks from `first`
-    on, which is at most the number of keys.
+    """Key the full blocks up to `num_full` that have no key yet. chunks: those of the blocks from
+    `first` on, which is at most the number of keys.
     """
-    keys, width = table.keys, table.block_size * TOKEN_BYTES
+    keys = table.keys
     if len(keys) >= num_full:
         return
     key = keys[-1] if keys else table.root.key()
-    starts = range((len(keys) - first) * width, (num_full - first) * width, width)
+    missing = chunks[len(keys) - first : num_full - first]
     if key_of is chain_key:
         # `chain_key` written out: a call for each would take a third of the time. BlockKey is a new
         # name for int, no more.
         value: int = key
         values: list[int] = keys  # type: ignore[assignment]  # as said
-        values += [value := hash((value, packed[start : start + width])) for start in starts]
+        values += [value := hash((value, chunk)) for chunk in missing]
         return
-    for start in starts:
-        key = key_of(key, packed[start : start + width])
+    for chunk in missing:
+        key = key_of(key, chunk)
         keys.append(key)
 
 

@@ -9,11 +9,11 @@ from collections.abc import Sequence as SequenceABC
 
 from syncline.kv_cache.block_pool import BlockPool, require_positive
 from syncline.kv_cache.block_table import BlockTable, Lease
-from syncline.kv_cache.chains import describe, drop_packed, pack_blocks, renew_root
+from syncline.kv_cache.chains import chunks_of, describe, drop_chunks, renew_root
 from syncline.kv_cache.errors import BlockNotHeldError, BlocksInUseError, KVCacheError
 from syncline.kv_cache.expectations import Expectations
 from syncline.kv_cache.matching import PrefixMatch, longest_match, verify
-from syncline.kv_cache.prefix_index import TOKEN_BYTES, IndexListener, PrefixIndex
+from syncline.kv_cache.prefix_index import IndexListener, PrefixIndex
 from syncline.kv_cache.prompt_hold import PromptHolds
 from syncline.kv_cache.types import (
     BlockId,
@@ -139,13 +139,13 @@ class KVCacheManager:
         renew_root(table, self._kv_epoch)
         # At most one block more than may be shared: the one that ends at max_tokens + 1.
         num_described = min(max_tokens + 1, len(token_ids)) // self.block_size
-        packed = pack_blocks(table, token_ids, 0, num_described)
-        describe(table, packed, 0, num_described, self._index.key_of)
+        chunks = chunks_of(table, token_ids, 0, num_described)
+        describe(table, chunks, 0, num_described, self._index.key_of)
         return longest_match(
             self._index,
             self._expectations,
             table,
-            packed,
+            chunks,
             num_described=num_described,
             max_tokens=max_tokens,
         )
@@ -194,8 +194,8 @@ class KVCacheManager:
         num_full = min(up_to_position, len(token_ids)) // self.block_size
         first = len(table.keys)
         if first < num_full:
-            packed = pack_blocks(table, token_ids, first, num_full)
-            describe(table, packed, first, num_full, self._index.key_of)
+            chunks = chunks_of(table, token_ids, first, num_full)
+            describe(table, chunks, first, num_full, self._index.key_of)
         self._expectations.expect(table, num_full)
 
     def watch(self, key: BlockKey) -> None:
@@ -244,22 +244,22 @@ class KVCacheManager:
             return 0
         if not self._is_publishable(table):
             return 0
-        first, width = table.num_published, self.block_size * TOKEN_BYTES
-        packed = pack_blocks(table, token_ids, first, num_full)
-        describe(table, packed, first, num_full, self._index.key_of)
+        first = table.num_published
+        chunks = chunks_of(table, token_ids, first, num_full)
+        describe(table, chunks, first, num_full, self._index.key_of)
         self._expectations.settle(table, first, num_full)
         listed: list[BlockId] = []
         if table.parent is not None:  # None: a collision has cut the chain.
             table.parent, listed, displaced = self._index.publish_run(
                 table.keys[first:num_full],
-                [packed[i : i + width] for i in range(0, (num_full - first) * width, width)],
+                chunks,
                 table.parent,
                 table.block_ids[first:num_full],
             )
             self._pool.mark_cached(*listed)
             for block_id in displaced:  # After the marks: it may have been listed just now.
                 self._pool.unmark_cached(block_id)
-        drop_packed(table, num_full)
+        drop_chunks(table, num_full)
         table.num_published = num_full
         table.num_expected = max(table.num_expected, num_full)
         self._num_published += len(listed)
@@ -270,7 +270,7 @@ class KVCacheManager:
         self._expectations.drop(table)
         self._pool.free(reversed(table.block_ids))
         table.block_ids.clear()
-        table.packed = b""
+        table.chunks = []
         table.num_published = 0
         table.num_expected = 0
         table.parent = table.root

@@ -1,11 +1,12 @@
 """How much of a table's chain the prefix index holds; reads only, takes no block."""
 
+from collections.abc import Sequence as SequenceABC
 from dataclasses import dataclass
 
 from syncline.kv_cache.block_table import BlockTable
 from syncline.kv_cache.errors import StaleMatchError
 from syncline.kv_cache.expectations import Expectations
-from syncline.kv_cache.prefix_index import TOKEN_BYTES, PrefixEntry, PrefixIndex
+from syncline.kv_cache.prefix_index import Chunk, PrefixEntry, PrefixIndex
 from syncline.kv_cache.types import BlockId, BlockKey, CacheRoot
 
 
@@ -33,21 +34,20 @@ def longest_match(
     index: PrefixIndex,
     expectations: Expectations,
     table: BlockTable,
-    packed: bytes,
+    chunks: SequenceABC[Chunk],
     *,
     num_described: int,
     max_tokens: int,
 ) -> PrefixMatch:
     """The longest verified run of hits among the first `num_described` blocks, which have keys.
 
-    packed: the same blocks. max_tokens: at most one token short of their end.
+    chunks: of the same blocks at least. max_tokens: at most one token short of their end.
     """
-    size, width = table.block_size, table.block_size * TOKEN_BYTES
+    size = table.block_size
     parent: PrefixEntry | CacheRoot = table.root
     entries: list[PrefixEntry] = []
-    starts = range(0, num_described * width, width)
-    for key, start in zip(table.keys, starts, strict=False):
-        entry = index.find(key, packed[start : start + width], parent)
+    for i in range(num_described):
+        entry = index.find(table.keys[i], chunks[i], parent)
         if entry is None:
             break
         parent = entry

@@ -99,18 +99,19 @@ class Admission:
         self, sequence: Sequence, group: RequestGroup, max_num_new: int | None
     ) -> Admitted | Parking | IdleCause:
         match = _NO_MATCH
+        target_len = sequence.target_len  # Derived from all that is in flight: asked once.
         if group.hold is None or sequence.num_output_tokens:
-            match = self._match(sequence)
+            match = self._match(sequence, target_len)
         if group.hold is not None and group.hold.num_tokens >= match.num_tokens:
             return self._place_from_hold(sequence, group, group.hold.num_tokens, max_num_new)
         source = self._life.transfers.source(sequence, match.num_tokens)
         parking = self._wait_for(sequence, match, source is not None, max_num_new)
         if parking is not None:
             return parking
-        num_new_blocks = self._kv.num_blocks_taken(sequence.target_len, match)
+        num_new_blocks = self._kv.num_blocks_taken(target_len, match)
         if not self._has_room(sequence, num_new_blocks):
             return self._refuse(sequence)
-        reservation = self._kv.reserve(sequence.table, sequence.target_len, match)
+        reservation = self._kv.reserve(sequence.table, target_len, match)
         if reservation is None:
             return self._refuse(sequence)
         self._refused = None
@@ -174,11 +175,11 @@ class Admission:
         event = PartialTurn(sequence.seq_id)
         return Parking(cause=IdleCause.MAX_NUM_PARTIAL_PREFILLS, event=event)
 
-    def _match(self, sequence: Sequence) -> PrefixMatch:
+    def _match(self, sequence: Sequence, target_len: int) -> PrefixMatch:
         # Columns of every prompt position exist only once each has been computed here.
         if sequence.request.required_prompt_columns and not sequence.has_computed_prompt:
             return _NO_MATCH
-        return self._kv.match(sequence.table, sequence.token_ids, sequence.target_len - 1)
+        return self._kv.match(sequence.table, sequence.token_ids, target_len - 1)
 
     def _has_room(self, sequence: Sequence, num_new_blocks: int) -> bool:
         """Whether those who run can grow as well, in the policy's eyes."""
