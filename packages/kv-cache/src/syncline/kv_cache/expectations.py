@@ -38,7 +38,8 @@ class Expectations:
         """The table no longer computes its blocks [start, stop), as far as it was expected to."""
         num_tables, watched = self._num_tables, self._watched
         keys = table.keys[start : min(stop, table.num_expected)]
-        if sum(map(num_tables.__getitem__, keys)) == len(keys) and watched.isdisjoint(keys):
+        is_watched = watched and not watched.isdisjoint(keys)
+        if not is_watched and sum(map(num_tables.__getitem__, keys)) == len(keys):
             # One table for each and nobody asked: a loop in C. Counter's own deletion is Python.
             any(map(super(Counter, num_tables).__delitem__, keys))
             return
