@@ -85,8 +85,8 @@ TOY_MUTANTS = [
     ("only spaces", "// 2", "//  2", "test_half"),
     ("not importable", "def half", "import no_such_module\\n\\ndef half", "test_half"),
     ("a wrong name", "number // 2", "numbr // 2", "test_half"),
-    ("no such test", "// 2", "// 3", "test_other"),
-    ("a test that never passes", "// 2", "// 3", "test_never"),
+    ("no such test", "// 2", "// 4", "test_other"),
+    ("a test that never passes", "// 2", "// 5", "test_never"),
 ]
 
 

@@ -59,6 +59,7 @@ AGREED = [
     "StepsInFlightError",
     "StopMatch",
     "StopMatcher",
+    "StopMatcherError",
     "StopRules",
     "TransferError",
     "TransferId",

@@ -16,6 +16,7 @@ from syncline.scheduler_core.errors import (
     StateError,
     StepOrderError,
     StepsInFlightError,
+    StopMatcherError,
     TransferError,
     TransfersInFlightError,
 )
@@ -118,6 +119,7 @@ __all__ = [
     "StepsInFlightError",
     "StopMatch",
     "StopMatcher",
+    "StopMatcherError",
     "StopRules",
     "TransferError",
     "TransferId",
