@@ -1,5 +1,6 @@
 """PrefixIndex against the obvious model: a dict from whole prefixes to the block that has them."""
 
+from collections.abc import Callable
 from typing import cast
 from unittest import TestCase
 
@@ -7,7 +8,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from syncline.kv_cache import BlockId, CacheRoot, PrefixEntry, PrefixIndex, chain_key
+from syncline.kv_cache import BlockId, BlockKey, CacheRoot, PrefixEntry, PrefixIndex, chain_key
 from syncline.kv_cache.prefix_index import Chunk, pack_tokens, unpack_tokens
 from syncline.kv_cache.testing import colliding_key
 
@@ -170,3 +171,56 @@ def test_tokens_are_packed_without_loss_and_an_id_too_large_is_refused() -> None
     for wrong in (-1, 2**32):
         with pytest.raises(ValueError, match="token_ids must be integers between 0 and 2"):
             pack_tokens([5, wrong])
+
+
+def keys_of(chunks: list[Chunk], key_of: Callable[[BlockKey, Chunk], BlockKey]) -> list[BlockKey]:
+    keys: list[BlockKey] = []
+    for chunk in chunks:
+        keys.append(key_of(keys[-1] if keys else ROOT.key(), chunk))
+    return keys
+
+
+@pytest.mark.parametrize("forgotten", [None, 0, 1, 2, 3])
+@pytest.mark.parametrize("asked_first", [None, 0, 1, 2, 3])
+def test_a_run_that_nobody_asked_for_answers_like_its_blocks_one_by_one(
+    forgotten: int | None, asked_first: int | None
+) -> None:
+    chunks = [pack_tokens((i, i)) for i in range(4)]
+    keys = keys_of(chunks, chain_key)
+    index = PrefixIndex()
+    last, listed, _ = index.publish_run(keys, chunks, ROOT, [BlockId(10 + i) for i in range(4)])
+    assert isinstance(last, PrefixEntry) and index.lists(last) and list(listed) == [10, 11, 12, 13]
+    after = pack_tokens((9, 9))
+    behind, _ = index.publish(chain_key(keys[-1], after), after, last, BlockId(14))
+    if asked_first is not None:
+        index.find(keys[asked_first], chunks[asked_first], ROOT)
+    if forgotten is not None:
+        index.forget(BlockId(10 + forgotten))
+    parent: PrefixEntry | CacheRoot = ROOT
+    hits: list[int] = []
+    for key, chunk in zip(keys, chunks, strict=True):
+        entry = index.find(key, chunk, parent)
+        if entry is None:
+            break
+        hits.append(entry.block_id)
+        parent = entry
+    assert hits == list(range(10, 10 + (4 if forgotten is None else forgotten)))
+    assert len(index) == 5 - (forgotten is not None)
+    assert last.is_listed is index.lists(last) is (forgotten != 3)
+    if forgotten is None:
+        assert parent is last
+        assert index.find(chain_key(keys[-1], after), after, parent) is behind
+    assert index.clear() == {10, 11, 12, 13, 14} - (
+        set() if forgotten is None else {10 + forgotten}
+    )
+    assert not last.is_listed and not len(index)
+
+
+def test_a_run_with_colliding_keys_lists_what_can_be_told_apart() -> None:
+    chunks = [pack_tokens((i, 0)) for i in (2, 4, 6)]
+    keys = keys_of(chunks, colliding_key)
+    assert len(set(keys)) < 3
+    index = PrefixIndex(colliding_key)
+    last, listed, displaced = index.publish_run(keys, chunks, ROOT, [BlockId(i) for i in range(3)])
+    assert (last, list(listed), list(displaced)) == (None, [0], [])
+    assert len(index) == 1 == len(index.block_ids)

@@ -248,11 +248,11 @@ class KVCacheManager:
         chunks = chunks_of(table, token_ids, first, num_full)
         describe(table, chunks, first, num_full, self._index.key_of)
         self._expectations.settle(table, first, num_full)
-        listed: list[BlockId] = []
+        listed: SequenceABC[BlockId] = ()
         if table.parent is not None:  # None: a collision has cut the chain.
             table.parent, listed, displaced = self._index.publish_run(
                 table.keys[first:num_full],
-                chunks,
+                chunks[: num_full - first],
                 table.parent,
                 table.block_ids[first:num_full],
             )

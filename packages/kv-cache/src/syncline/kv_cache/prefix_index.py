@@ -3,11 +3,12 @@
 A key covers a block's tokens and, through its parent, everything before them back to the
 `CacheRoot`. Keys are 64-bit, contents are not, so every hit compares the block's tokens and
 requires its parent to be the very entry verified one step before: a collision is a miss.
+Blocks published together get their entries when the first of them is asked for (`UnopenedRun`).
 Source: automatic prefix caching, vLLM v1 (hash chain per full block). Differs: content is compared
 on every hit, and the first block published for a content stays canonical (no entry is taken over).
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from collections.abc import Sequence as SequenceABC
 from struct import error as struct_error
 from struct import pack, unpack
@@ -46,25 +47,75 @@ def chain_key(parent: BlockKey, chunk: Chunk) -> BlockKey:
 
 
 class PrefixEntry:
-    """One published block. `parent` is the entry before it, or the root of the chain."""
+    """One published block. `parent` is the entry before it, or the root of the chain.
 
-    __slots__ = ("block_id", "chunk", "key", "parent")
+    None once the entry is forgotten, so that no dead chain is kept.
+    """
+
+    __slots__ = ("_parent", "block_id", "chunk", "key")
 
     def __init__(
         self,
         key: BlockKey,
         chunk: Chunk,
-        parent: "PrefixEntry | CacheRoot | None",
+        parent: "PrefixEntry | CacheRoot | UnopenedRun | None",
         block_id: BlockId,
     ) -> None:
         self.key = key
         self.chunk = chunk
-        self.parent = parent  # None once the entry is forgotten, so that no dead chain is kept.
+        self._parent = parent
         self.block_id = block_id
 
     @property
+    def parent(self) -> "PrefixEntry | CacheRoot | None":
+        if isinstance(self._parent, UnopenedRun):
+            self._parent.open()
+        assert not isinstance(self._parent, UnopenedRun)
+        return self._parent
+
+    @property
     def is_listed(self) -> bool:
-        return self.parent is not None
+        return self._parent is not None
+
+    def hang_from(self, parent: "PrefixEntry | None") -> None:
+        """Its run has been opened, or, with None, it is not listed any more."""
+        self._parent = parent
+
+
+class UnopenedRun:
+    """At least two blocks published one behind the other, of which nobody has asked for any.
+
+    Most never are: their entries are made when the first of them is asked for. `last` alone is made
+    at once, because what follows hangs from it.
+    """
+
+    __slots__ = ("_chunks", "_index", "_parent", "block_ids", "keys", "last")
+
+    def __init__(
+        self,
+        index: "PrefixIndex",
+        keys: SequenceABC[BlockKey],
+        chunks: SequenceABC[Chunk],
+        parent: PrefixEntry | CacheRoot,
+        block_ids: SequenceABC[BlockId],
+    ) -> None:
+        self._index = index
+        self.keys = keys
+        self._chunks = chunks
+        self._parent = parent
+        self.block_ids = block_ids
+        self.last = PrefixEntry(keys[-1], chunks[-1], self, block_ids[-1])
+
+    def open(self) -> None:
+        """Put an entry in the place of each block."""
+        entries: list[PrefixEntry] = []
+        parent = self._parent
+        for key, chunk, block_id in zip(self.keys, self._chunks, self.block_ids, strict=True):
+            parent = PrefixEntry(key, chunk, parent, block_id)
+            entries.append(parent)
+        entries[-1] = self.last
+        self.last.hang_from(entries[-2])
+        self._index.replace(self, entries)
 
 
 class IndexListener(Protocol):
@@ -95,8 +146,8 @@ class PrefixIndex:
     def __init__(self, key_of: Callable[[BlockKey, Chunk], BlockKey] = chain_key) -> None:
         self.key_of = key_of
         self.listener: IndexListener | None = None
-        self._by_key: dict[BlockKey, PrefixEntry] = {}
-        self._by_block: dict[BlockId, PrefixEntry] = {}
+        self._by_key: dict[BlockKey, PrefixEntry | UnopenedRun] = {}
+        self._by_block: dict[BlockId, PrefixEntry | UnopenedRun] = {}
 
     def __len__(self) -> int:
         return len(self._by_key)
@@ -107,13 +158,19 @@ class PrefixIndex:
 
     def lists(self, entry: PrefixEntry) -> bool:
         """Whether this very entry can be hit here."""
-        return self._by_block.get(entry.block_id) is entry
+        listed = self._by_block.get(entry.block_id)
+        return entry is (listed.last if isinstance(listed, UnopenedRun) else listed)
+
+    def replace(self, run: UnopenedRun, entries: list[PrefixEntry]) -> None:
+        """A run has been opened: these are its blocks' entries."""
+        self._by_key.update(zip(run.keys, entries, strict=True))
+        self._by_block.update(zip(run.block_ids, entries, strict=True))
 
     def find(
         self, key: BlockKey, chunk: Chunk, parent: PrefixEntry | CacheRoot
     ) -> PrefixEntry | None:
         """The entry with this content behind this verified parent, or None."""
-        entry = self._by_key.get(key)
+        entry = self._entry_of(key)
         if entry is None or entry.chunk != chunk or entry.parent != parent:
             return None
         return entry
@@ -128,7 +185,7 @@ class PrefixIndex:
         parent has left the index can never be hit again and gives way.
         """
         displaced: BlockId | None = None
-        present = self._by_key.get(key)
+        present = self._entry_of(key)
         if present is not None:
             if present.chunk == chunk and present.parent == parent:
                 return present, None
@@ -145,55 +202,66 @@ class PrefixIndex:
 
     def publish_run(
         self,
-        keys: Iterable[BlockKey],
-        chunks: Iterable[Chunk],
+        keys: SequenceABC[BlockKey],
+        chunks: SequenceABC[Chunk],
         parent: PrefixEntry | CacheRoot,
-        block_ids: Iterable[BlockId],
-    ) -> tuple[PrefixEntry | CacheRoot | None, list[BlockId], list[BlockId]]:
-        """`publish` of blocks that follow one another, up to a collision.
+        block_ids: SequenceABC[BlockId],
+    ) -> tuple[PrefixEntry | CacheRoot | None, SequenceABC[BlockId], SequenceABC[BlockId]]:
+        """`publish` of blocks that follow one another, up to a collision; one of each per block.
 
         Returns (the last canonical entry, None after a collision; the blocks that were listed;
         those that lost their listing, which may be among the former).
         """
+        if self.listener is None and len(keys) > 1:
+            run = UnopenedRun(self, keys, chunks, parent, block_ids)
+            fresh = dict.fromkeys(keys, run)
+            if len(fresh) == len(keys) and self._by_key.keys().isdisjoint(fresh):
+                self._by_key.update(fresh)
+                self._by_block.update(dict.fromkeys(block_ids, run))
+                return run.last, block_ids, []
         last: PrefixEntry | CacheRoot | None = parent
         listed: list[BlockId] = []
         displaced: list[BlockId] = []
-        by_key, by_block, listener = self._by_key, self._by_block, self.listener
-        for key, chunk, block_id in zip(keys, chunks, block_ids, strict=False):
+        for key, chunk, block_id in zip(keys, chunks, block_ids, strict=True):
             if last is None:
                 break
-            if key in by_key:
-                last, gone = self.publish(key, chunk, last, block_id)
-                if gone is not None:
-                    displaced.append(gone)
-                if last is not None and last.block_id == block_id:
-                    listed.append(block_id)
-                continue
-            last = entry = PrefixEntry(key, chunk, last, block_id)
-            by_key[key] = entry
-            by_block[block_id] = entry
-            listed.append(block_id)
-            if listener is not None:
-                listener.listed(entry)
+            last, gone = self.publish(key, chunk, last, block_id)
+            if gone is not None:
+                displaced.append(gone)
+            if last is not None and last.block_id == block_id:
+                listed.append(block_id)
         return last, listed, displaced
 
     def forget(self, block_id: BlockId) -> None:
         """Unlist a block, because it is being reused; no effect if it is not listed."""
-        if self.listener is not None and block_id in self._by_block:
-            self.listener.unlisting(self._by_block[block_id])
-        self._drop(block_id)
+        entry = self._by_block.get(block_id)
+        if isinstance(entry, UnopenedRun):
+            entry.open()
+            entry = self._by_block[block_id]
+        if entry is None:
+            return
+        assert isinstance(entry, PrefixEntry)  # The run has been opened.
+        if self.listener is not None:
+            self.listener.unlisting(entry)
+        del self._by_block[block_id]
+        del self._by_key[entry.key]
+        entry.hang_from(None)
 
     def clear(self) -> set[BlockId]:
         """Unlist everything; returns the blocks that were listed."""
         block_ids = self.block_ids
-        for block_id in block_ids:
-            self._drop(block_id)
+        for entry in self._by_block.values():
+            (entry.last if isinstance(entry, UnopenedRun) else entry).hang_from(None)
+        self._by_key.clear()
+        self._by_block.clear()
         if self.listener is not None:
             self.listener.cleared()
         return block_ids
 
-    def _drop(self, block_id: BlockId) -> None:
-        entry = self._by_block.pop(block_id, None)
-        if entry is not None:
-            del self._by_key[entry.key]
-            entry.parent = None
+    def _entry_of(self, key: BlockKey) -> PrefixEntry | None:
+        entry = self._by_key.get(key)
+        if isinstance(entry, UnopenedRun):
+            entry.open()
+            entry = self._by_key[key]
+        assert not isinstance(entry, UnopenedRun)
+        return entry
