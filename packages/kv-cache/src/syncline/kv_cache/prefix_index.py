@@ -170,7 +170,9 @@ class PrefixIndex:
         self, key: BlockKey, chunk: Chunk, parent: PrefixEntry | CacheRoot
     ) -> PrefixEntry | None:
         """The entry with this content behind this verified parent, or None."""
-        entry = self._entry_of(key)
+        entry = self._by_key.get(key)
+        if isinstance(entry, UnopenedRun):
+            entry = self._entry_of(key)
         if entry is None or entry.chunk != chunk or entry.parent != parent:
             return None
         return entry
