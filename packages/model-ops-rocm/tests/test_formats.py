@@ -12,6 +12,7 @@ from syncline.model_ops_rocm import (
     FormatError,
     LayoutError,
     PerTokenFp8,
+    Quantised,
     Region,
     RowMajor,
     Shuffle16x16,
@@ -98,7 +99,7 @@ def test_parts_in_any_order_leave_the_bytes_of_a_whole_encode(
     row_cuts = data.draw(st.sets(st.integers(1, SHAPE[0] // rows - 1), max_size=3))
     column_cuts = (
         set()
-        if isinstance(storage.recipe, PerTokenFp8)
+        if isinstance(storage.recipe, Quantised)
         else data.draw(st.sets(st.integers(1, SHAPE[1] // columns - 1), max_size=3))
     )
     row_edges = [0, *(cut * rows for cut in sorted(row_cuts)), SHAPE[0]]
@@ -148,7 +149,7 @@ def test_source_may_be_a_view_of_any_wide_floating_dtype(storage: StorageFormat)
 def test_storage_spec_names_what_to_allocate(storage: StorageFormat) -> None:
     spec = storage.storage_spec((2, *SHAPE))
     assert spec["weight"] == TensorSpec(shape=(2, *SHAPE), dtype=storage.recipe.dtype)  # type: ignore[attr-defined]  # every recipe here has one
-    if isinstance(storage.recipe, PerTokenFp8):
+    if isinstance(storage.recipe, Quantised):
         assert spec["weight_scale"] == TensorSpec(shape=(2, 48, 1), dtype=torch.float32)
         assert set(spec) == {"weight", "weight_scale"}
         assert spec["weight_scale"].num_bytes == 2 * 48 * 4
@@ -190,7 +191,7 @@ def test_a_part_of_a_scales_domain_is_neither_encodable_nor_owner_of_the_scale()
     with pytest.raises(FormatError) as caught:
         storage.encode_into(stored, source((16, 48)), part)
     assert "whole in the domain of its scales" in caught.value.precondition
-    assert caught.value.storage_format == "per_token_float8_e4m3fn/row_major"
+    assert caught.value.storage_format == "token_e4m3fn_fp32/row_major"
     assert checksum_stored(stored) == kept
 
 

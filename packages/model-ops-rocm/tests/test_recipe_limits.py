@@ -22,6 +22,7 @@ from syncline.model_ops_rocm import (
     checksum_stored,
     full_region,
 )
+from syncline.model_ops_rocm.quant import per_token_fp8_encode
 from syncline.model_ops_rocm.testing import (
     SOME_RECIPES,
     Stored,
@@ -242,10 +243,11 @@ def test_padding_belongs_to_one_shape_and_is_compared_by_value() -> None:
 
 def test_per_token_fp8_is_the_token_recipe_and_checksums_see_through_layouts() -> None:
     x = uneven(32, 64)
-    named, recipe = PerTokenFp8(), Quantised(granularity=Granularity.TOKEN, code=CodeType.E4M3FN)
-    assert same_bytes(
-        encode_whole(StorageFormat(recipe=named), x), encode_whole(StorageFormat(recipe=recipe), x)
-    )
+    recipe = Quantised(granularity=Granularity.TOKEN, code=CodeType.E4M3FN)
+    assert PerTokenFp8() == recipe
+    codes, scale = per_token_fp8_encode(x, torch.float8_e4m3fn)
+    stored = encode_whole(StorageFormat(recipe=recipe), x)
+    assert same_bytes(stored, {"weight": codes, "weight_scale": scale})
     for each in SOME_RECIPES:
         plain = StorageFormat(recipe=each)
         tiled = StorageFormat(recipe=each, layout=Shuffle16x16())

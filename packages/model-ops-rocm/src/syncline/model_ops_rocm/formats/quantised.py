@@ -90,6 +90,11 @@ class Quantised:
         """The largest magnitude of a code."""
         return max_of(self.code) if self.clamp is None else self.clamp
 
+    @property
+    def dtype(self) -> torch.dtype:
+        """What the codes are stored as."""
+        return CODE_DTYPES[self.code]
+
     def describe(self) -> str:
         parts = [self.granularity.value, self.code.value, self.scale.value]
         if self.e8m0_mode is not None:
@@ -113,7 +118,7 @@ class Quantised:
         grid = grid_shape(rows, columns, self._block(rows, columns))
         scale = (*lead, *grid) if len(logical_shape) > 1 else grid[1:]
         return {
-            WEIGHT: TensorSpec(shape=weight, dtype=CODE_DTYPES[self.code]),
+            WEIGHT: TensorSpec(shape=weight, dtype=self.dtype),
             WEIGHT_SCALE: TensorSpec(shape=scale, dtype=SCALE_DTYPES[self.scale]),
         }
 
@@ -193,7 +198,7 @@ class Quantised:
             clamp=self.limit,
         )
         if self.code is CodeType.E2M1:
-            codes = pack_nibbles(codes).view(CODE_DTYPES[self.code])
+            codes = pack_nibbles(codes).view(self.dtype)
         codes = codes if source.ndim > 1 else codes[0]
         return Encoded(tensors={WEIGHT: codes, WEIGHT_SCALE: part}, nonfinite=unusable)
 

@@ -14,7 +14,6 @@ import torch
 from syncline.model_ops_rocm.errors import FormatError
 from syncline.model_ops_rocm.formats.padding import Padding
 from syncline.model_ops_rocm.formats.partials import AmaxPartial
-from syncline.model_ops_rocm.formats.per_token import PerTokenFp8
 from syncline.model_ops_rocm.formats.quantised import Quantised
 from syncline.model_ops_rocm.formats.recipes import (
     WEIGHT,
@@ -233,8 +232,6 @@ class StorageFormat:
         )
 
     def _quantised(self) -> Quantised:
-        if isinstance(self.recipe, PerTokenFp8):
-            return self.recipe.recipe
         if not isinstance(self.recipe, Quantised):
             self._refuse("a recipe with scales", self.recipe.describe())
         return self.recipe

@@ -11,13 +11,8 @@ from dataclasses import dataclass
 
 import torch
 
-from syncline.model_ops_rocm.checks import (
-    refuse,
-    require_dtype,
-    require_float,
-    require_ndim,
-    require_shape,
-)
+from syncline.model_ops_rocm import arguments
+from syncline.model_ops_rocm.checks import refuse, require_contiguous
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,10 +52,7 @@ def check_caches(op: str, k_cache: torch.Tensor, v_cache: torch.Tensor) -> None:
 
     Anything else would be copied to be viewed, and writes to the copy would be lost.
     """
-    require_float(op, "k_cache", k_cache)
-    require_ndim(op, "k_cache", k_cache, 4)
-    require_dtype(op, "v_cache", v_cache, k_cache.dtype)
-    require_shape(op, "v_cache", v_cache, k_cache.shape)
+    arguments.check_caches(op, k_cache, v_cache)
     if not (k_cache.is_contiguous() or k_cache.transpose(2, 3).is_contiguous()):
         refuse(
             op,
@@ -68,5 +60,4 @@ def check_caches(op: str, k_cache: torch.Tensor, v_cache: torch.Tensor) -> None:
             "be contiguous, or the transpose(2, 3) of a contiguous tensor",
             f"strides {k_cache.stride()}",
         )
-    if not v_cache.is_contiguous():
-        refuse(op, "v_cache", "be contiguous", f"strides {v_cache.stride()}")
+    require_contiguous(op, "v_cache", v_cache)

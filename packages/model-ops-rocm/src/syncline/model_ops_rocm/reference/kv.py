@@ -4,17 +4,15 @@ from collections.abc import Sequence as SequenceABC
 
 import torch
 
-from syncline.model_ops_rocm.checks import (
-    refuse,
-    require_dtype,
-    require_index,
-    require_pairs,
-    require_shape,
+from syncline.model_ops_rocm.arguments import (
+    KV_COPY,
+    KV_WRITE,
+    check_host_pairs,
+    check_kv_write,
 )
+from syncline.model_ops_rocm.checks import refuse, require_pairs
 from syncline.model_ops_rocm.reference.geometry import check_caches, stored_keys
 
-_WRITE = "kv_write"
-_COPY = "kv_copy_blocks"
 _POSITIVE = 2**63 - 1
 
 
@@ -28,23 +26,16 @@ def kv_write(
     may_skip: bool = True,
 ) -> None:
     """See `contracts.KVWrite`."""
-    check_caches(_WRITE, k_cache, v_cache)
-    num_blocks, num_kv_heads, block_size, head_dim = k_cache.shape
-    num_tokens = k_TKH.shape[0] if k_TKH.ndim else 0
-    shape = (num_tokens, num_kv_heads, head_dim)
-    require_shape(_WRITE, "k", k_TKH, shape)
-    require_shape(_WRITE, "v", v_TKH, shape)
-    require_dtype(_WRITE, "k", k_TKH, k_cache.dtype)
-    require_dtype(_WRITE, "v", v_TKH, k_cache.dtype)
-    require_index(_WRITE, "slot_mapping", slot_mapping, num_tokens)
-    if num_tokens == 0:
+    check_caches(KV_WRITE, k_cache, v_cache)
+    if check_kv_write(k_TKH, v_TKH, k_cache, slot_mapping) == 0:
         return
+    num_blocks, _, block_size, _ = k_cache.shape
     slots = slot_mapping.long()
     if may_skip:
         lowest, highest = (int(bound) for bound in slots.aminmax())
         if lowest < -1 or highest >= num_blocks * block_size:
             limit = f"be -1 or in [0, {num_blocks * block_size})"
-            refuse(_WRITE, "slot_mapping", limit, f"values from {lowest} to {highest}")
+            refuse(KV_WRITE, "slot_mapping", limit, f"values from {lowest} to {highest}")
         if lowest < 0:
             kept = (slots >= 0).nonzero().squeeze(1)
             slots, k_TKH, v_TKH = slots[kept], k_TKH[kept], v_TKH[kept]
@@ -57,7 +48,7 @@ def kv_write(
         k_cache.transpose(1, 2).index_put_(where, k_TKH)
         v_cache.transpose(1, 2).index_put_(where, v_TKH)
     except IndexError:
-        refuse(_WRITE, "slot_mapping", f"be in [0, {num_blocks * block_size})", "one outside")
+        refuse(KV_WRITE, "slot_mapping", f"be in [0, {num_blocks * block_size})", "one outside")
 
 
 class TorchKVCopyBlocks:
@@ -76,9 +67,9 @@ class TorchKVCopyBlocks:
         *,
         workspace: torch.Tensor | None = None,
     ) -> None:
-        check_caches(_COPY, k_cache, v_cache)
+        check_caches(KV_COPY, k_cache, v_cache)
         if isinstance(pairs, torch.Tensor):
-            require_pairs(_COPY, pairs)
+            require_pairs(KV_COPY, pairs)
             pairs = [(int(one), int(other)) for one, other in pairs.tolist()]
             pairs = [pair for pair in pairs if -1 not in pair]
         if pairs:
@@ -88,12 +79,7 @@ class TorchKVCopyBlocks:
 def _copy_blocks(
     k_cache: torch.Tensor, v_cache: torch.Tensor, pairs: SequenceABC[tuple[int, int]]
 ) -> None:
-    num_blocks = k_cache.shape[0]
-    for pair in pairs:
-        if not all(0 <= block_id < num_blocks for block_id in pair):
-            refuse(_COPY, "pairs", f"have block ids in [0, {num_blocks})", pair)
-    if len({destination for _, destination in pairs}) != len(pairs):
-        refuse(_COPY, "pairs", "name each destination once", list(pairs))
+    check_host_pairs(k_cache.shape[0], pairs)
     ids = torch.tensor(pairs, dtype=torch.int64, device=k_cache.device)
     sources, destinations = ids.unbind(1)
     for cache in (stored_keys(k_cache), v_cache):

@@ -2,16 +2,13 @@
 
 import torch
 
-from syncline.model_ops_rocm.checks import (
-    refuse,
-    require_float,
-    require_index,
-    require_ndim,
-    require_out,
+from syncline.model_ops_rocm.arguments import (
+    EMBEDDING,
+    GATHER_ROWS,
+    check_embedding,
+    check_gather_rows,
 )
-
-_EMBEDDING = "embedding"
-_GATHER = "gather_rows"
+from syncline.model_ops_rocm.checks import refuse
 
 
 def embedding(
@@ -22,16 +19,9 @@ def embedding(
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """See `contracts.Embedding`."""
-    require_float(_EMBEDDING, "weight", weight_VH)
-    require_ndim(_EMBEDDING, "weight", weight_VH, 2)
-    require_index(_EMBEDDING, "ids", ids_T, None)
-    if out is not None:
-        shape = (ids_T.shape[0], weight_VH.shape[1])
-        require_out(_EMBEDDING, out, shape, weight_VH.dtype)
+    check_embedding(ids_T, weight_VH, first_id=first_id, out=out)
     if first_id is None:
-        return _select(_EMBEDDING, "ids", weight_VH, ids_T, out)
-    if first_id < 0:
-        refuse(_EMBEDDING, "first_id", "be None or non-negative", first_id)
+        return _select(EMBEDDING, "ids", weight_VH, ids_T, out)
     rows = ids_T - first_id
     return _select_or_zero(weight_VH, rows, (rows < 0) | (rows >= weight_VH.shape[0]), out)
 
@@ -40,16 +30,12 @@ def gather_rows(
     x_TH: torch.Tensor, rows_R: torch.Tensor, *, out: torch.Tensor | None = None
 ) -> torch.Tensor:
     """See `contracts.GatherRows`."""
-    require_float(_GATHER, "x", x_TH)
-    require_ndim(_GATHER, "x", x_TH, 2)
-    require_index(_GATHER, "rows", rows_R, None)
-    if out is not None:
-        require_out(_GATHER, out, (rows_R.shape[0], x_TH.shape[1]), x_TH.dtype)
+    check_gather_rows(x_TH, rows_R, out=out)
     is_padding = rows_R == -1
     try:
         return _select_or_zero(x_TH, rows_R, is_padding, out)
     except IndexError:
-        refuse(_GATHER, "rows", f"be -1 or in [0, {x_TH.shape[0]})", "one outside")
+        refuse(GATHER_ROWS, "rows", f"be -1 or in [0, {x_TH.shape[0]})", "one outside")
 
 
 def _select_or_zero(

@@ -2,19 +2,10 @@
 
 import torch
 
-from syncline.model_ops_rocm.checks import (
-    refuse,
-    require_dtype,
-    require_float,
-    require_index,
-    require_ndim,
-    require_out,
-)
+from syncline.model_ops_rocm.arguments import ROTARY, check_rotary_embedding
 from syncline.model_ops_rocm.triton.geometry import power_of_two
 from syncline.model_ops_rocm.triton.kernels.rotary import rotary_kernel
 from syncline.model_ops_rocm.triton.launch import LAUNCHER, require_reachable
-
-_OP = "rotary_embedding"
 
 
 def rotary_embedding(
@@ -26,21 +17,19 @@ def rotary_embedding(
     out: tuple[torch.Tensor, torch.Tensor] | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """See `contracts.RotaryEmbedding`."""
-    _check(q_TNH, k_TKH, cos_sin_cache, positions_T)
+    check_rotary_embedding(q_TNH, k_TKH, cos_sin_cache, positions_T, out=out)
     if out is None:
         out_q = torch.empty(q_TNH.shape, dtype=q_TNH.dtype, device=q_TNH.device)
         out_k = torch.empty(k_TKH.shape, dtype=k_TKH.dtype, device=k_TKH.device)
     else:
         out_q, out_k = out
-        require_out(_OP, out_q, q_TNH.shape, q_TNH.dtype)
-        require_out(_OP, out_k, k_TKH.shape, k_TKH.dtype)
     reached = {"cos_sin_cache": cos_sin_cache, "positions": positions_T, "out": out_q}
-    require_reachable(_OP, q=q_TNH, k=k_TKH, **reached)
+    require_reachable(ROTARY, q=q_TNH, k=k_TKH, **reached)
     num_tokens, num_heads, head_dim = q_TNH.shape
     num_kv_heads = k_TKH.shape[1]
     if num_tokens == 0 or num_heads + num_kv_heads == 0 or head_dim == 0:
         return out_q, out_k
-    chosen = LAUNCHER.config(_OP, q_TNH.dtype, head_dim)
+    chosen = LAUNCHER.config(ROTARY, q_TNH.dtype, head_dim)
     block_heads = chosen[1].constants["BLOCK_HEADS"]
     LAUNCHER.launch(
         rotary_kernel,
@@ -63,26 +52,3 @@ def rotary_embedding(
         },
     )
     return out_q, out_k
-
-
-def _check(
-    q_TNH: torch.Tensor,
-    k_TKH: torch.Tensor,
-    cos_sin_cache: torch.Tensor,
-    positions_T: torch.Tensor,
-) -> None:
-    require_float(_OP, "q", q_TNH)
-    require_ndim(_OP, "q", q_TNH, 3)
-    require_dtype(_OP, "k", k_TKH, q_TNH.dtype)
-    num_tokens, _, head_dim = q_TNH.shape
-    if k_TKH.ndim != 3 or k_TKH.shape[0] != num_tokens or k_TKH.shape[2] != head_dim:
-        refuse(_OP, "k", f"have shape [{num_tokens}, K, {head_dim}]", list(k_TKH.shape))
-    if cos_sin_cache.ndim != 2 or cos_sin_cache.shape[1] != head_dim or head_dim % 2 != 0:
-        refuse(
-            _OP,
-            "cos_sin_cache",
-            f"have shape [P, head_dim] with the even head_dim {head_dim}",
-            list(cos_sin_cache.shape),
-        )
-    require_float(_OP, "cos_sin_cache", cos_sin_cache)
-    require_index(_OP, "positions", positions_T, num_tokens)

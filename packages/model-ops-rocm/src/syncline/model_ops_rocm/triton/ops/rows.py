@@ -4,18 +4,14 @@ from typing import NamedTuple
 
 import torch
 
-from syncline.model_ops_rocm.checks import (
-    refuse,
-    require_float,
-    require_index,
-    require_ndim,
-    require_out,
+from syncline.model_ops_rocm.arguments import (
+    EMBEDDING,
+    GATHER_ROWS,
+    check_embedding,
+    check_gather_rows,
 )
 from syncline.model_ops_rocm.triton.kernels.rows import gather_rows_kernel
 from syncline.model_ops_rocm.triton.launch import LAUNCHER, require_reachable
-
-_EMBEDDING = "embedding"
-_GATHER = "gather_rows"
 
 
 def embedding(
@@ -26,14 +22,10 @@ def embedding(
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """See `contracts.Embedding`."""
-    require_float(_EMBEDDING, "weight", weight_VH)
-    require_ndim(_EMBEDDING, "weight", weight_VH, 2)
-    require_index(_EMBEDDING, "ids", ids_T, None)
-    if first_id is not None and first_id < 0:
-        refuse(_EMBEDDING, "first_id", "be None or non-negative", first_id)
+    check_embedding(ids_T, weight_VH, first_id=first_id, out=out)
     is_shard = first_id is not None
     constants = {"OUTSIDE_IS_ZERO": is_shard, "MINUS_ONE_IS_ZERO": False}
-    source = _Source(op=_EMBEDDING, table=weight_VH, first=first_id or 0)
+    source = _Source(op=EMBEDDING, table=weight_VH, first=first_id or 0)
     return _gather(source, ids_T, constants, out)
 
 
@@ -41,11 +33,9 @@ def gather_rows(
     x_TH: torch.Tensor, rows_R: torch.Tensor, *, out: torch.Tensor | None = None
 ) -> torch.Tensor:
     """See `contracts.GatherRows`."""
-    require_float(_GATHER, "x", x_TH)
-    require_ndim(_GATHER, "x", x_TH, 2)
-    require_index(_GATHER, "rows", rows_R, None)
+    check_gather_rows(x_TH, rows_R, out=out)
     constants = {"OUTSIDE_IS_ZERO": False, "MINUS_ONE_IS_ZERO": True}
-    return _gather(_Source(op=_GATHER, table=x_TH, first=0), rows_R, constants, out)
+    return _gather(_Source(op=GATHER_ROWS, table=x_TH, first=0), rows_R, constants, out)
 
 
 class _Source(NamedTuple):
@@ -64,8 +54,6 @@ def _gather(
     num_ids, width = ids.shape[0], table.shape[1]
     if out is None:
         out = torch.empty((num_ids, width), dtype=table.dtype, device=table.device)
-    else:
-        require_out(op, out, (num_ids, width), table.dtype)
     require_reachable(op, ids=ids, table=table, out=out)
     if num_ids == 0 or width == 0:
         return out

@@ -1,0 +1,153 @@
+"""What each op refuses, on every backend: the argument rules of `contracts`, in one place.
+
+A backend adds what it alone cannot take. Cheap on purpose: shapes, dtypes and strides are read, no
+value on the device is. Knows no backend.
+"""
+
+from collections.abc import Iterable
+from collections.abc import Sequence as SequenceABC
+
+import torch
+
+from syncline.model_ops_rocm.checks import (
+    refuse,
+    require_dtype,
+    require_float,
+    require_index,
+    require_ndim,
+    require_out,
+    require_shape,
+)
+
+RMS_NORM = "rms_norm"
+ROTARY = "rotary_embedding"
+SILU_AND_MUL = "silu_and_mul"
+EMBEDDING = "embedding"
+GATHER_ROWS = "gather_rows"
+KV_WRITE = "kv_write"
+KV_COPY = "kv_copy_blocks"
+
+
+def check_rms_norm(
+    x_TH: torch.Tensor,
+    weight_H: torch.Tensor,
+    eps: float,
+    *,
+    residual_TH: torch.Tensor | None,
+    out: torch.Tensor | None,
+) -> None:
+    require_float(RMS_NORM, "x", x_TH)
+    if x_TH.ndim == 0:
+        refuse(RMS_NORM, "x", "have a last dimension to normalise", "a scalar")
+    require_shape(RMS_NORM, "weight", weight_H, x_TH.shape[-1:])
+    require_dtype(RMS_NORM, "weight", weight_H, x_TH.dtype)
+    if not eps > 0.0:
+        refuse(RMS_NORM, "eps", "be positive", eps)
+    if out is not None:
+        require_out(RMS_NORM, out, x_TH.shape, x_TH.dtype)
+    if residual_TH is not None:
+        require_shape(RMS_NORM, "residual", residual_TH, x_TH.shape)
+        require_dtype(RMS_NORM, "residual", residual_TH, x_TH.dtype)
+
+
+def check_rotary_embedding(
+    q_TNH: torch.Tensor,
+    k_TKH: torch.Tensor,
+    cos_sin_cache: torch.Tensor,
+    positions_T: torch.Tensor,
+    *,
+    out: tuple[torch.Tensor, torch.Tensor] | None,
+) -> None:
+    require_float(ROTARY, "q", q_TNH)
+    require_ndim(ROTARY, "q", q_TNH, 3)
+    require_dtype(ROTARY, "k", k_TKH, q_TNH.dtype)
+    num_tokens, _, head_dim = q_TNH.shape
+    if k_TKH.ndim != 3 or k_TKH.shape[0] != num_tokens or k_TKH.shape[2] != head_dim:
+        refuse(ROTARY, "k", f"have shape [{num_tokens}, K, {head_dim}]", list(k_TKH.shape))
+    if cos_sin_cache.ndim != 2 or cos_sin_cache.shape[1] != head_dim or head_dim % 2 != 0:
+        limit = f"have shape [P, head_dim] with the even head_dim {head_dim}"
+        refuse(ROTARY, "cos_sin_cache", limit, list(cos_sin_cache.shape))
+    require_float(ROTARY, "cos_sin_cache", cos_sin_cache)
+    require_index(ROTARY, "positions", positions_T, num_tokens)
+    if out is not None:
+        require_out(ROTARY, out[0], q_TNH.shape, q_TNH.dtype)
+        require_out(ROTARY, out[1], k_TKH.shape, k_TKH.dtype)
+
+
+def check_silu_and_mul(x_T2I: torch.Tensor, *, out: torch.Tensor | None) -> tuple[int, ...]:
+    """Returns the shape of the result."""
+    require_float(SILU_AND_MUL, "x", x_T2I)
+    if x_T2I.ndim == 0 or x_T2I.shape[-1] % 2 != 0:
+        refuse(SILU_AND_MUL, "x", "have an even last dimension", list(x_T2I.shape))
+    shape = (*x_T2I.shape[:-1], x_T2I.shape[-1] // 2)
+    if out is not None:
+        require_out(SILU_AND_MUL, out, shape, x_T2I.dtype)
+    return shape
+
+
+def check_embedding(
+    ids_T: torch.Tensor,
+    weight_VH: torch.Tensor,
+    *,
+    first_id: int | None,
+    out: torch.Tensor | None,
+) -> None:
+    _check_rows(EMBEDDING, ("weight", weight_VH), ("ids", ids_T), out)
+    if first_id is not None and first_id < 0:
+        refuse(EMBEDDING, "first_id", "be None or non-negative", first_id)
+
+
+def check_gather_rows(
+    x_TH: torch.Tensor, rows_R: torch.Tensor, *, out: torch.Tensor | None
+) -> None:
+    _check_rows(GATHER_ROWS, ("x", x_TH), ("rows", rows_R), out)
+
+
+def check_caches(op: str, k_cache: torch.Tensor, v_cache: torch.Tensor) -> None:
+    """Two [NB, K, BS, D] of one floating dtype. In which order of storage, a backend says."""
+    require_float(op, "k_cache", k_cache)
+    require_ndim(op, "k_cache", k_cache, 4)
+    require_dtype(op, "v_cache", v_cache, k_cache.dtype)
+    require_shape(op, "v_cache", v_cache, k_cache.shape)
+
+
+def check_kv_write(
+    k_TKH: torch.Tensor,
+    v_TKH: torch.Tensor,
+    k_cache: torch.Tensor,
+    slot_mapping: torch.Tensor,
+) -> int:
+    """Returns the number of tokens; `check_caches` comes first."""
+    _, num_kv_heads, _, head_dim = k_cache.shape
+    num_tokens = k_TKH.shape[0] if k_TKH.ndim else 0
+    for name, tensor in (("k", k_TKH), ("v", v_TKH)):
+        require_shape(KV_WRITE, name, tensor, (num_tokens, num_kv_heads, head_dim))
+        require_dtype(KV_WRITE, name, tensor, k_cache.dtype)
+    require_index(KV_WRITE, "slot_mapping", slot_mapping, num_tokens)
+    return num_tokens
+
+
+def check_host_pairs(num_blocks: int, pairs: SequenceABC[tuple[int, int]]) -> None:
+    """(source, destination) block ids that are on the host."""
+    for pair in pairs:
+        if not _are_ids(pair, num_blocks):
+            refuse(KV_COPY, "pairs", f"have block ids in [0, {num_blocks})", pair)
+    if len({destination for _, destination in pairs}) != len(pairs):
+        refuse(KV_COPY, "pairs", "name each destination once", list(pairs))
+
+
+def _are_ids(block_ids: Iterable[int], num_blocks: int) -> bool:
+    return all(0 <= block_id < num_blocks for block_id in block_ids)
+
+
+def _check_rows(
+    op: str,
+    table: tuple[str, torch.Tensor],
+    index: tuple[str, torch.Tensor],
+    out: torch.Tensor | None,
+) -> None:
+    require_float(op, *table)
+    require_ndim(op, *table, 2)
+    require_index(op, *index, None)
+    if out is not None:
+        require_out(op, out, (index[1].shape[0], table[1].shape[1]), table[1].dtype)
