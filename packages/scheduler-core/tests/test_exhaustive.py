@@ -4,9 +4,14 @@ import itertools
 
 import pytest
 
-from syncline.scheduler_core import FinishReason, Request, Scheduler, StopRules
+from syncline.scheduler_core import Request, StopRules
 from syncline.scheduler_core.oracle import HashModel, Outcome, Scenario, reference_output, run
-from syncline.scheduler_core.testing import make_config, make_request
+from syncline.scheduler_core.testing import (
+    assert_reference,
+    check_every,
+    make_config,
+    make_request,
+)
 
 RULES = StopRules(max_tokens=9, stop_token_ids=frozenset({11, 12}))
 REQUESTS = (
@@ -37,22 +42,9 @@ def make_scenario(
     )
 
 
-def assert_reference(outcome: Outcome, *, aborted: str = "") -> None:
+def assert_true(outcome: Outcome, *, aborted: str = "") -> None:
     for (request_id, _), sequence in outcome.sequences.items():
-        expected = EXPECTED[request_id]
-        num_outputs = sequence.num_output_tokens
-        assert tuple(sequence.output_token_ids) == expected.token_ids[:num_outputs]
-        assert tuple(sequence.logprobs) == expected.logprobs[:num_outputs]
-        if sequence.finish_reason is FinishReason.ABORT:
-            assert request_id == aborted
-        else:
-            assert num_outputs == len(expected.token_ids)
-            assert sequence.finish_reason is expected.finish_reason
-
-
-def check_rarely(scheduler: Scheduler) -> None:
-    if scheduler.stats.num_plans % 5 == 0:
-        scheduler.check_integrity()
+        assert_reference(sequence, EXPECTED[request_id], may_abort=request_id == aborted)
 
 
 def with_preempts(scenario: Scenario, *ticks: int) -> Scenario:
@@ -74,7 +66,7 @@ def test_a_preemption_at_every_tick_changes_nothing(
     scenario = make_scenario(depth, num_blocks, caching)
     num_ticks = run(scenario).num_ticks
     for tick in range(num_ticks):
-        assert_reference(run(with_preempts(scenario, tick)))
+        assert_true(run(with_preempts(scenario, tick)))
 
 
 @pytest.mark.parametrize("depth", [1, 2, 3])
@@ -82,15 +74,15 @@ def test_two_preemptions_at_every_pair_of_ticks_change_nothing(depth: int) -> No
     scenario = make_scenario(depth, 40, True, REQUESTS[:2])
     num_ticks = run(scenario).num_ticks
     for ticks in itertools.combinations(range(num_ticks), 2):
-        assert_reference(run(with_preempts(scenario, *ticks), observe=check_rarely))
+        assert_true(run(with_preempts(scenario, *ticks), observe=check_every(5)))
 
 
 @pytest.mark.parametrize("depth", [1, 2, 3])
 def test_many_preemptions_cost_steps_and_no_token(depth: int) -> None:
     for every in (2, 3, 4):
         scenario = make_scenario(depth, 40, True)
-        outcome = run(with_preempts(scenario, *range(0, 60, every)), observe=check_rarely)
-        assert_reference(outcome)
+        outcome = run(with_preempts(scenario, *range(0, 60, every)), observe=check_every(5))
+        assert_true(outcome)
         assert outcome.stats.num_preemptions >= 5
         assert outcome.stats.num_surplus_tokens <= 2 * len(REQUESTS)
 
@@ -104,4 +96,4 @@ def test_an_abort_at_every_tick_of_every_request(depth: int) -> None:
         outcome = run(
             Scenario(requests=REQUESTS, num_blocks=7, config=scenario.config, aborts=aborts)
         )
-        assert_reference(outcome, aborted=request.request_id)
+        assert_true(outcome, aborted=request.request_id)

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from syncline.scheduler_core import FinishReason, Scheduler
+from syncline.scheduler_core import Scheduler
 from syncline.scheduler_core.oracle import (
     HashModel,
     Outcome,
@@ -17,7 +17,11 @@ from syncline.scheduler_core.oracle import (
     reference_output,
     run,
 )
-from syncline.scheduler_core.testing import make_config, make_request
+from syncline.scheduler_core.testing import (
+    assert_reference,
+    make_config,
+    make_request,
+)
 
 REQUESTS = (
     make_request("a", 3, 3),
@@ -94,14 +98,7 @@ def check_sometimes(scheduler: Scheduler) -> None:
 
 def assert_true(outcome: Outcome, *, aborted: str = "") -> None:
     for (request_id, _), sequence in outcome.sequences.items():
-        truth = EXPECTED[request_id]
-        if request_id == aborted and sequence.finish_reason is FinishReason.ABORT:
-            num_outputs = sequence.num_output_tokens
-        else:
-            num_outputs = len(truth.token_ids)
-            assert sequence.finish_reason is truth.finish_reason
-        assert tuple(sequence.output_token_ids) == truth.token_ids[:num_outputs]
-        assert tuple(sequence.logprobs) == truth.logprobs[:num_outputs]
+        assert_reference(sequence, EXPECTED[request_id], may_abort=request_id == aborted)
 
 
 @pytest.mark.parametrize("depth", [2, 3])

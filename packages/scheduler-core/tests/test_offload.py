@@ -8,7 +8,6 @@ import pytest
 
 from syncline.kv_cache import KVCacheManager
 from syncline.scheduler_core import (
-    FinishReason,
     IdleCause,
     PauseMode,
     Request,
@@ -32,6 +31,8 @@ from syncline.scheduler_core.oracle.drive import Control
 from syncline.scheduler_core.speculation import DraftCounts
 from syncline.scheduler_core.testing import (
     ScriptedTier,
+    assert_reference,
+    check_every,
     make_config,
     make_request,
     make_result,
@@ -80,16 +81,7 @@ def assert_true(outcome: Outcome, requests: tuple[Request, ...] = REQUESTS) -> N
             expected = reference_output(
                 HashModel(), request, sample_index, max_model_len=MAX_MODEL_LEN
             )
-            num_outputs = sequence.num_output_tokens
-            assert tuple(sequence.output_token_ids) == expected.token_ids[:num_outputs]
-            assert tuple(sequence.logprobs) == expected.logprobs[:num_outputs]
-            if sequence.finish_reason is not FinishReason.ABORT:
-                assert sequence.finish_reason is expected.finish_reason
-
-
-def check_rarely(scheduler: Scheduler) -> None:
-    if scheduler.stats.num_plans % 3 == 0:
-        scheduler.check_integrity()
+            assert_reference(sequence, expected, may_abort=True)
 
 
 def after(num_ticks: int) -> Callable[[int, Transfer], tuple[int, int]]:
@@ -105,9 +97,9 @@ def test_a_tier_changes_no_answer_and_saves_recomputation(caching: bool, depth: 
         num_without = num_with = 0
         for num_blocks in (6, 7, 9):
             scenario = make_scenario(num_blocks, depth, tier=None, caching=caching)
-            num_without += run(scenario, observe=check_rarely).stats.num_recomputed_tokens
+            num_without += run(scenario, observe=check_every(3)).stats.num_recomputed_tokens
             scenario = replace(scenario, tier=OracleTier(), transfer_ends=after(num_ticks))
-            outcome = run(scenario, observe=check_rarely)
+            outcome = run(scenario, observe=check_every(3))
             assert_true(outcome)
             assert outcome.stats.num_preemptions >= 3
             num_with += outcome.stats.num_recomputed_tokens
@@ -124,7 +116,7 @@ def test_loads_and_stores_of_any_length_and_lateness(depth: int) -> None:
             return (turn + transfer.transfer_id) % 4, (turn * 3 + tick) % (num_tokens + 1)
 
         scenario = make_scenario(7, depth, tier=OracleTier(max_blocks), ends=ends)
-        assert_true(run(scenario, observe=check_rarely))
+        assert_true(run(scenario, observe=check_every(3)))
 
 
 def pause_for_two_ticks(mode: PauseMode) -> dict[int, Control]:

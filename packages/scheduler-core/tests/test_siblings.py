@@ -26,6 +26,7 @@ from syncline.scheduler_core.oracle import (
     run,
 )
 from syncline.scheduler_core.testing import (
+    check_every,
     make_config,
     make_request,
     make_result,
@@ -58,11 +59,6 @@ def assert_true(outcome: Outcome, expected: Expected, *, aborted: str = "") -> N
             assert num_outputs == len(expected[key].token_ids)
 
 
-def check_rarely(scheduler: Scheduler) -> None:
-    if scheduler.stats.num_plans % 4 == 0:
-        scheduler.check_integrity()
-
-
 def scenario_of(requests: tuple[Request, ...], num_blocks: int, **changes: int) -> Scenario:
     """changes: caching (0 or 1), depth, budget, rows."""
     config = make_config(
@@ -93,7 +89,7 @@ def test_every_number_of_samples_of_every_prompt_in_every_pool(caching: int, dep
         fewest = -(-(num_prompt + max_tokens - 1) // 4)
         for num_blocks in (fewest, fewest + 1, fewest + 2, 30):
             scenario = scenario_of((request,), num_blocks, caching=caching, depth=depth)
-            outcome = run(scenario, observe=check_rarely)
+            outcome = run(scenario, observe=check_every(4))
             assert_true(outcome, expected)
             if num_blocks == 30:
                 # The prompt once, and its last token once more for every other sample.
@@ -117,10 +113,10 @@ def test_preempted_or_aborted_at_every_tick(caching: int, depth: int, num_blocks
     for tick in range(num_ticks):
         ticks = frozenset({tick, tick + 1 + tick % 3} if tick % 2 else {tick})
         disturbed = dataclasses.replace(scenario, preempts=ticks)
-        assert_true(run(disturbed, observe=check_rarely), expected)
+        assert_true(run(disturbed, observe=check_every(4)), expected)
         for request_id in "ab":
             aborted = dataclasses.replace(scenario, aborts={tick: (request_id,)})
-            assert_true(run(aborted, observe=check_rarely), expected, aborted=request_id)
+            assert_true(run(aborted, observe=check_every(4)), expected, aborted=request_id)
 
 
 @pytest.mark.parametrize("depth", [1, 2])

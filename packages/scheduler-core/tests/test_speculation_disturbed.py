@@ -8,7 +8,6 @@ import pytest
 
 from syncline.kv_cache import KVCacheManager
 from syncline.scheduler_core import (
-    FinishReason,
     Scheduler,
     StepOrderError,
     StepResult,
@@ -25,7 +24,13 @@ from syncline.scheduler_core.oracle import (
     reference_output,
     run,
 )
-from syncline.scheduler_core.testing import describe, make_config, make_request
+from syncline.scheduler_core.testing import (
+    assert_reference,
+    check_every,
+    describe,
+    make_config,
+    make_request,
+)
 
 RULES = StopRules(max_tokens=12, min_tokens=3, stop_token_ids=frozenset({11, 12, 13}))
 REQUESTS = (
@@ -57,17 +62,9 @@ def make_scenario(depth: int, num_blocks: int, setting: int) -> Scenario:
     )
 
 
-def assert_reference(outcome: Outcome, *, aborted: str = "") -> None:
+def assert_true(outcome: Outcome, *, aborted: str = "") -> None:
     for (request_id, _), sequence in outcome.sequences.items():
-        expected = EXPECTED[request_id]
-        num_outputs = sequence.num_output_tokens
-        assert tuple(sequence.output_token_ids) == expected.token_ids[:num_outputs]
-        assert tuple(sequence.logprobs) == expected.logprobs[:num_outputs]
-        if sequence.finish_reason is FinishReason.ABORT:
-            assert request_id == aborted
-        else:
-            assert num_outputs == len(expected.token_ids)
-            assert sequence.finish_reason is expected.finish_reason
+        assert_reference(sequence, EXPECTED[request_id], may_abort=request_id == aborted)
     stats = outcome.stats
     counters = (
         stats.num_draft_tokens,
@@ -79,11 +76,6 @@ def assert_reference(outcome: Outcome, *, aborted: str = "") -> None:
     assert min(counters) >= 0 and counters[0] == counters[1] + counters[2]
 
 
-def check_rarely(scheduler: Scheduler) -> None:
-    if scheduler.stats.num_plans % 5 == 0:
-        scheduler.check_integrity()
-
-
 @pytest.mark.parametrize("depth", [1, 2, 3])
 @pytest.mark.parametrize("setting", range(len(SETTINGS)))
 def test_a_preemption_at_every_tick_changes_nothing(depth: int, setting: int) -> None:
@@ -92,9 +84,9 @@ def test_a_preemption_at_every_tick_changes_nothing(depth: int, setting: int) ->
         scenario = make_scenario(depth, num_blocks, setting)
         for tick in range(run(scenario).num_ticks):
             outcome = run(
-                dataclasses.replace(scenario, preempts=frozenset({tick})), observe=check_rarely
+                dataclasses.replace(scenario, preempts=frozenset({tick})), observe=check_every(5)
             )
-            assert_reference(outcome)
+            assert_true(outcome)
 
 
 @pytest.mark.parametrize("depth", [1, 2, 3])
@@ -102,8 +94,8 @@ def test_two_preemptions_at_every_near_pair_of_ticks_change_nothing(depth: int) 
     scenario = dataclasses.replace(make_scenario(depth, 40, 0), requests=REQUESTS[:2])
     for tick, gap in itertools.product(range(run(scenario).num_ticks), range(1, depth + 2)):
         preempts = frozenset({tick, tick + gap})
-        outcome = run(dataclasses.replace(scenario, preempts=preempts), observe=check_rarely)
-        assert_reference(outcome)
+        outcome = run(dataclasses.replace(scenario, preempts=preempts), observe=check_every(5))
+        assert_true(outcome)
 
 
 @pytest.mark.parametrize(("depth", "setting"), [(1, 0), (2, 1), (3, 0)])
@@ -113,9 +105,9 @@ def test_an_abort_at_every_tick_of_every_request(depth: int, setting: int) -> No
     for tick, request in itertools.product(range(run(scenario).num_ticks), REQUESTS):
         aborted = request.request_id
         outcome = run(
-            dataclasses.replace(scenario, aborts={tick: (aborted,)}), observe=check_rarely
+            dataclasses.replace(scenario, aborts={tick: (aborted,)}), observe=check_every(5)
         )
-        assert_reference(outcome, aborted=aborted)
+        assert_true(outcome, aborted=aborted)
 
 
 def apply_by(pattern: tuple[int, ...]) -> Callable[[int, int], int]:
@@ -134,7 +126,7 @@ def test_every_number_of_steps_of_lateness_changes_nothing(depth: int, setting: 
                 make_scenario(depth, (7, 40)[sum(pattern) % 2], setting),
                 lateness=apply_by(pattern),
             )
-            assert_reference(run(scenario, observe=lambda scheduler: None))
+            assert_true(run(scenario, observe=lambda scheduler: None))
 
 
 @pytest.mark.parametrize("depth", [1, 2, 3])

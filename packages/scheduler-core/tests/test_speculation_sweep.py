@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from syncline.scheduler_core import FinishReason, Request, Scheduler, Sequence, StopRules
+from syncline.scheduler_core import FinishReason, Request, Sequence, StopRules
 from syncline.scheduler_core.oracle import (
     Drafter,
     HashModel,
@@ -18,7 +18,12 @@ from syncline.scheduler_core.oracle import (
     reference_output,
     run,
 )
-from syncline.scheduler_core.testing import make_config, make_request
+from syncline.scheduler_core.testing import (
+    assert_reference,
+    check_every,
+    make_config,
+    make_request,
+)
 
 MAX_MODEL_LEN = 40
 MODEL = HashModel()
@@ -80,26 +85,13 @@ def assert_columns(sequence: Sequence) -> None:
 
 def assert_true(outcome: Outcome, num_blocks: int) -> None:
     for key, sequence in outcome.sequences.items():
-        expected = EXPECTED[key]
-        num_outputs = sequence.num_output_tokens
-        assert tuple(sequence.output_token_ids) == expected.token_ids[:num_outputs]
-        assert tuple(sequence.logprobs) == expected.logprobs[:num_outputs]
-        if sequence.finish_detail.startswith("kv capacity"):
-            assert sequence.num_tokens == num_blocks * 4 + 1
-        else:
-            assert sequence.finish_reason is expected.finish_reason
-            assert num_outputs == len(expected.token_ids)
+        assert_reference(sequence, EXPECTED[key], num_slots=num_blocks * 4)
         assert_columns(sequence)
     stats = outcome.stats
     num_resolved = stats.num_accepted_draft_tokens + stats.num_rejected_draft_tokens
     assert stats.num_draft_tokens == num_resolved
     num_kept = sum(s.num_output_tokens for s in outcome.sequences.values())
     assert stats.num_accepted_tokens == num_kept
-
-
-def check_rarely(scheduler: Scheduler) -> None:
-    if scheduler.stats.num_plans % 4 == 0:
-        scheduler.check_integrity()
 
 
 @pytest.mark.parametrize("pool", POOLS)
@@ -125,7 +117,7 @@ def test_every_output_is_that_of_the_run_without_drafts(pool: str, depth: int) -
                 drafter=DRAFTERS[name],
                 columns=("context",),
             ),
-            observe=check_rarely,
+            observe=check_every(4),
         )
         assert_true(outcome, POOLS[pool])
         stats = outcome.stats
@@ -158,7 +150,7 @@ def test_drafts_and_windows_may_differ_in_every_row_and_step(seed: int) -> None:
                 lateness=lambda tick, num: choose(tick, 91, num),
                 columns=("context",),
             ),
-            observe=check_rarely,
+            observe=check_every(4),
         )
         assert_true(outcome, num_blocks)
 

@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from syncline.scheduler_core import FinishReason, Request, Scheduler, Sequence, StopRules
+from syncline.scheduler_core import FinishReason, Request, Sequence, StopRules
 from syncline.scheduler_core.oracle import (
     HashModel,
     Outcome,
@@ -14,7 +14,12 @@ from syncline.scheduler_core.oracle import (
     reference_output,
     run,
 )
-from syncline.scheduler_core.testing import make_config, make_request
+from syncline.scheduler_core.testing import (
+    assert_reference,
+    check_every,
+    make_config,
+    make_request,
+)
 
 MAX_MODEL_LEN = 40
 RULES = StopRules(
@@ -46,23 +51,9 @@ def assert_true(requests: tuple[Request, ...], outcome: Outcome, num_slots: int)
             expected = reference_output(
                 HashModel(), request, sample_index, max_model_len=MAX_MODEL_LEN
             )
+            assert_reference(sequence, expected, may_abort=True, num_slots=num_slots)
             num_outputs = sequence.num_output_tokens
-            assert tuple(sequence.output_token_ids) == expected.token_ids[:num_outputs]
-            assert tuple(sequence.logprobs) == expected.logprobs[:num_outputs]
             assert sequence.version_runs == ([(0, num_outputs)] if num_outputs else [])
-            if sequence.finish_reason is FinishReason.ABORT:
-                continue
-            if sequence.finish_detail.startswith("kv capacity"):
-                assert sequence.finish_reason is FinishReason.LENGTH
-                assert sequence.num_tokens == num_slots + 1
-                continue
-            assert sequence.finish_reason is expected.finish_reason
-            assert num_outputs == len(expected.token_ids)
-
-
-def check_rarely(scheduler: Scheduler) -> None:
-    if scheduler.stats.num_plans % 3 == 0:
-        scheduler.check_integrity()
 
 
 @pytest.mark.parametrize("pool", POOLS)
@@ -86,7 +77,7 @@ def test_every_output_is_that_of_the_roomy_synchronous_run(
             enable_prefix_caching=caching,
             lateness=apply_at_once if depth == 1 else apply_when_full,
         )
-        outcome = run(scenario, observe=check_rarely)
+        outcome = run(scenario, observe=check_every(3))
         assert_true(requests, outcome, POOLS[pool] * 4)
         capped = [s for s in outcome.sequences.values() if s.finish_detail.startswith("kv")]
         assert bool(capped) == (pool == "one short")
@@ -111,7 +102,7 @@ def test_an_abort_at_any_tick_leaves_the_others_as_they_were(depth: int) -> None
                 config=config,
                 aborts={tick: (victim,), tick + 2: (victim, "unknown")},
             )
-            outcome = run(scenario, observe=check_rarely)
+            outcome = run(scenario, observe=check_every(3))
             assert_true(requests, outcome, num_blocks * 4)
             aborted = {
                 key[0]

@@ -5,10 +5,12 @@ from collections.abc import Sequence as SequenceABC
 
 from syncline.kv_cache import KVCacheManager, StableKey
 from syncline.scheduler_core.config import SchedulerConfig
+from syncline.scheduler_core.oracle import ReferenceOutput
 from syncline.scheduler_core.plan import StepPlan, StepResult
 from syncline.scheduler_core.request import Request, StopMatch, StopMatcher, StopRules
 from syncline.scheduler_core.scheduler import Scheduler
-from syncline.scheduler_core.types import AdmissionPolicy
+from syncline.scheduler_core.sequence import Sequence
+from syncline.scheduler_core.types import AdmissionPolicy, FinishReason
 
 
 def make_config(
@@ -167,3 +169,38 @@ class ScriptedTier:
 
     def clear(self) -> None:
         self.num_cleared += 1
+
+
+def assert_reference(
+    sequence: Sequence,
+    expected: ReferenceOutput,
+    *,
+    may_abort: bool = False,
+    num_slots: int | None = None,
+) -> None:
+    """A finished sequence has the reference's tokens, logprobs and reason.
+
+    Only the beginning of them if it was aborted, where that may be, or if it has filled a pool of
+    `num_slots` positions (None: the pool holds every sequence).
+    """
+    num_outputs = sequence.num_output_tokens
+    assert tuple(sequence.output_token_ids) == expected.token_ids[:num_outputs]
+    assert tuple(sequence.logprobs) == expected.logprobs[:num_outputs]
+    if sequence.finish_reason is FinishReason.ABORT:
+        assert may_abort
+    elif num_slots is not None and sequence.finish_detail.startswith("kv capacity"):
+        assert sequence.finish_reason is FinishReason.LENGTH
+        assert sequence.num_tokens == num_slots + 1
+    else:
+        assert sequence.finish_reason is expected.finish_reason
+        assert num_outputs == len(expected.token_ids)
+
+
+def check_every(num_plans: int) -> Callable[[Scheduler], None]:
+    """An observer for `oracle.run` that compares the books in every so many plans."""
+
+    def check(scheduler: Scheduler) -> None:
+        if scheduler.stats.num_plans % num_plans == 0:
+            scheduler.check_integrity()
+
+    return check
