@@ -192,7 +192,8 @@ def kernels(session: nox.Session) -> None:
     python = _python(environment)
     session.run(python, "tools/compile_kernels.py", *session.posargs, external=True)
     interpreted = TEST_ENV | {"TRITON_INTERPRET": "1"}
-    pytest = (python, "-m", "pytest", "-q", str(package / "tests" / "test_triton_interpreter.py"))
+    found = map(str, sorted((package / "tests").glob("test_triton_interpreter*.py")))
+    pytest = (python, "-m", "pytest", "-q", *found)
     session.run(*pytest, env=interpreted, external=True)
 
 
@@ -359,7 +360,13 @@ def build(session: nox.Session) -> None:
 
 @nox.session(venv_backend="none", default=False)
 def bench(session: nox.Session) -> None:
-    """Scheduler and rollout speed on this CPU; after --, one of their names and its options."""
+    """Scheduler and rollout speed on this CPU; after --, one of their names or gpu, and options."""
+    if "gpu" in session.posargs:
+        python = str(ROOT / ".nox" / "gpu" / "bin" / "python")  # made by the session gpu
+        options = [part for part in session.posargs if part != "gpu"]
+        tools = {"PYTHONPATH": str(ROOT / "tools")}
+        session.run(python, "-m", "bench_gpu", *options, env=tools, external=True)
+        return
     python = _python(shared_environment(session))
     # A measurement has the machine to itself: threads may spin, as they do by default.
     quiet = {"OMP_WAIT_POLICY": None}

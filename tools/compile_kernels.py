@@ -2,6 +2,7 @@
 
     python tools/compile_kernels.py              compare with the table and with the document
     python tools/compile_kernels.py --update     write both anew, when what changed is meant
+    python tools/compile_kernels.py --only kv    one family of ops, and nothing of the document
 
 Each launch goes through its op's own wrapper. A spill, a narrow load where a wide one is meant, too
 much shared memory, an instruction that the table does not expect, a row of the configuration tables
@@ -24,20 +25,9 @@ from typing import Final, cast
 from tree import ROOT
 
 ARCHS: Final = ("gfx942", "gfx950", "sm_90")
-EXPECTED: Final = ROOT / "tools" / "expected_kernels.json"
+EXPECTED: Final = ROOT / "tools" / "expected_kernels"  # a file for each op
 DOCUMENT: Final = ROOT / "docs" / "kernels-static.md"
 WIDE_BITS: Final = 128
-# Vector loads per kernel that may be narrower than 128 bits: ids and slots, which are one number
-# each, and the row that a whole tile shares: the norm's weight, the rotation's cos and sin.
-MAX_NARROW_LOADS: Final = {
-    "rms_norm": 1,
-    "rotary_embedding": 3,
-    "embedding": 1,
-    "gather_rows": 1,
-    "kv_write": 1,
-    "kv_copy_blocks": 2,
-    "silu_and_mul": 0,
-}
 # Other numbers of tokens than the ones compiled for: none of them may compile anything.
 OTHER_TOKENS: Final = (1, 2, 257)
 
@@ -53,9 +43,9 @@ class Row:
     faults: list[str]
 
 
-def compile_arch(arch: str) -> tuple[list[Row], list[str]]:
+def compile_arch(arch: str, only: str | None) -> tuple[list[Row], list[str]]:
     """Every row of one architecture, and what is wrong beyond a row."""
-    from kernel_launches import launches_for
+    from kernel_families import launches_for
 
     from syncline.model_ops_rocm.testing.stand_in import stand_in_driver
     from syncline.model_ops_rocm.triton import BACKEND
@@ -66,28 +56,30 @@ def compile_arch(arch: str) -> tuple[list[Row], list[str]]:
     rows: list[Row] = []
     used = set()
     with stand_in_driver(arch):
-        for launch in launches_for(arch):
+        for launch in launches_for(arch, only):
             with LAUNCHER.compiling() as compiled:
                 ops[launch.key.op](**launch.arguments)
             used |= {one.key for one in compiled}
             for index, one in enumerate(compiled):
                 suffix = f"/{index}" if len(compiled) > 1 else ""
                 rows.append(_row(f"{arch}/{launch.name}{suffix}", one))
-        faults = list(_recompiled(arch, ops))
-    unused = {key for key in CONFIGS if key.arch == arch} - used
+        faults = list(_recompiled(arch, only, ops))
+    unused = {key for key in CONFIGS if key.arch == arch and only is None} - used
     faults += [f"{arch}: nothing compiles the configuration {key}" for key in unused]
     return rows, faults
 
 
-def _recompiled(arch: str, ops: dict[str, Callable[..., object]]) -> Iterator[str]:
+def _recompiled(
+    arch: str, only: str | None, ops: dict[str, Callable[..., object]]
+) -> Iterator[str]:
     import torch
-    from kernel_launches import launches_for
+    from kernel_families import launches_for
 
     from syncline.model_ops_rocm import NotPreparedError
     from syncline.model_ops_rocm.triton.launch import LAUNCHER
 
     for num_tokens in OTHER_TOKENS:
-        for launch in launches_for(arch, num_tokens):
+        for launch in launches_for(arch, only, num_tokens):
             try:
                 with LAUNCHER.sealed(), LAUNCHER.compiling():
                     ops[launch.key.op](**launch.arguments)
@@ -104,12 +96,14 @@ def _recompiled(arch: str, ops: dict[str, Callable[..., object]]) -> Iterator[st
 
 def _row(name: str, one: object) -> Row:
     from kernel_code import read_code
+    from kernel_families import rules_of
 
     from syncline.model_ops_rocm.triton.launch import CompiledLaunch
     from syncline.model_ops_rocm.triton.targets import MAX_SHARED_BYTES
 
     assert isinstance(one, CompiledLaunch)
     facts = read_code(one.binary)
+    rules = rules_of(one.key.op)
     faults = []
     if facts.num_spills:
         faults.append(f"spills {facts.num_spills}")
@@ -118,12 +112,14 @@ def _row(name: str, one: object) -> Row:
     if facts.shared_bytes > MAX_SHARED_BYTES[one.key.arch]:
         faults.append(f"needs {facts.shared_bytes} bytes of shared memory")
     narrow = sum(bits < WIDE_BITS for bits in facts.load_bits())
-    if narrow > MAX_NARROW_LOADS[one.key.op]:
+    if narrow > rules.max_narrow_loads:
         faults.append(f"has {narrow} narrow loads: {facts.loads}")
-    if facts.accumulators or facts.matrix:
+    if (facts.accumulators or facts.matrix) and not rules.is_matrix:
         faults.append(f"has {facts.accumulators} accumulators and {facts.matrix}, and needs none")
-    if any(bits < WIDE_BITS for bits in facts.store_bits()):
+    if sum(bits < WIDE_BITS for bits in facts.store_bits()) > rules.max_narrow_stores:
         faults.append(f"has narrow stores: {facts.stores}")
+    if facts.occupancy < rules.min_occupancy.get(one.key.arch, 0):
+        faults.append(f"has occupancy {facts.occupancy}")
     constants = " ".join(f"{key} {value}" for key, value in one.config.constants.items())
     return Row(
         name=name,
@@ -138,14 +134,29 @@ def _row(name: str, one: object) -> Row:
     )
 
 
-def _table(rows: list[Row]) -> str:
-    lines = [f"  {json.dumps(row.name)}: {json.dumps(row.families)}" for row in rows]
-    return "{\n" + ",\n".join(lines) + "\n}\n"
+def _op_of(name: str) -> str:
+    return name.split("/")[1]
 
 
-def _unexpected(rows: list[Row]) -> Iterator[str]:
-    expected = json.loads(EXPECTED.read_text("utf-8")) if EXPECTED.is_file() else {}
+def _write_expected(rows: list[Row], only: str | None) -> None:
+    by_op: dict[str, list[Row]] = {}
+    for row in rows:
+        by_op.setdefault(_op_of(row.name), []).append(row)
+    if only is None:
+        for path in EXPECTED.glob("*.json"):
+            path.unlink()
+    for op, found in by_op.items():
+        lines = [f"  {json.dumps(row.name)}: {json.dumps(row.families)}" for row in found]
+        (EXPECTED / f"{op}.json").write_text("{\n" + ",\n".join(lines) + "\n}\n", "utf-8")
+
+
+def _unexpected(rows: list[Row], only: str | None) -> Iterator[str]:
     found = {row.name: row.families for row in rows}
+    ops = {_op_of(name) for name in found}
+    expected: dict[str, object] = {}
+    for path in sorted(EXPECTED.glob("*.json")):
+        if only is None or path.stem in ops:
+            expected |= json.loads(path.read_text("utf-8"))
     for name in sorted(expected.keys() | found.keys()):
         if expected.get(name) != found.get(name):
             yield f"{name}: expected {expected.get(name)}, found {found.get(name)}"
@@ -172,7 +183,7 @@ def document(rows: list[Row], version: str) -> str:
         "- A launch is op / dtype / bucket of the configuration table / variant,",
         "  and which of the call's kernels.",
         "- Registers are per thread; on AMD accumulators are among them.",
-        "- No kernel here spills, and none uses matrix instructions: no op here multiplies any.",
+        "- No kernel here spills. Matrix: the matrix instructions, with their operands' types.",
         "- Shared: bytes of LDS or shared memory of a workgroup.",
         "- Occupancy: waves of a SIMD, or warps of an SM, that registers allow.",
         "- Loads and stores are counted as written in the code, not as executed;",
@@ -180,25 +191,37 @@ def document(rows: list[Row], version: str) -> str:
     ]
     for arch in ARCHS:
         lines += ["", f"## {arch}", ""]
-        lines.append("| launch | configuration | registers | shared | occupancy | loads | stores |")
-        lines.append("|---|---|---|---|---|---|---|")
+        lines.append(
+            "| launch | configuration | registers | shared | occupancy | loads | stores | matrix |"
+        )
+        lines.append("|---|---|---|---|---|---|---|---|")
         for row in rows:
             if row.name.startswith(f"{arch}/"):
                 facts = row.facts
                 cells = (
                     *(row.name.partition("/")[2], row.config, facts["registers"]),
                     *(facts["shared_bytes"], facts["occupancy"]),
-                    *(_counted(facts["loads"]), _counted(facts["stores"])),
+                    *(_counted(facts[kind]) for kind in ("loads", "stores", "matrix")),
                 )
                 lines.append("| " + " | ".join(map(str, cells)) + " |")
     return "\n".join(lines) + "\n"
+
+
+def _document_differs(text: str, is_update: bool) -> Iterator[str]:
+    if is_update:
+        DOCUMENT.write_text(text, "utf-8")
+    elif not DOCUMENT.is_file() or DOCUMENT.read_text("utf-8") != text:
+        name = Path(DOCUMENT).relative_to(ROOT)
+        yield f"{name} differs from what was found: run with --update, and read it"
 
 
 def main() -> int:
     """Compile everything; 1 if anything is wrong."""
     parser = argparse.ArgumentParser(description="Compile the Triton kernels without a GPU.")
     parser.add_argument("--update", action="store_true", help="write table and document anew")
+    parser.add_argument("--only", metavar="FAMILY", help="one module of tools/kernel_families")
     arguments = parser.parse_args()
+    only = arguments.only
     if os.environ.get("TRITON_INTERPRET", "0") not in ("", "0"):
         sys.exit("TRITON_INTERPRET is set: an interpreted kernel has no code to look at")
     import triton
@@ -207,19 +230,16 @@ def main() -> int:
         # What an earlier run left behind would be read instead of compiled.
         os.environ["TRITON_CACHE_DIR"] = cache
         with ProcessPoolExecutor(2, mp_context=get_context("spawn")) as pool:
-            done = list(pool.map(compile_arch, ARCHS))
+            done = list(pool.map(compile_arch, ARCHS, [only] * len(ARCHS)))
     rows = [row for found, _ in done for row in found]
     faults = [fault for row in rows for fault in row.faults]
     faults += [fault for _, found in done for fault in found]
-    text = document(rows, triton.__version__)
     if arguments.update:
-        EXPECTED.write_text(_table(rows), "utf-8")
-        DOCUMENT.write_text(text, "utf-8")
+        _write_expected(rows, only)
     else:
-        faults += _unexpected(rows)
-        if not DOCUMENT.is_file() or DOCUMENT.read_text("utf-8") != text:
-            name = Path(DOCUMENT).relative_to(ROOT)
-            faults.append(f"{name} differs from what was found: run with --update, and read it")
+        faults += _unexpected(rows, only)
+    if only is None:
+        faults += _document_differs(document(rows, triton.__version__), arguments.update)
     for fault in faults:
         print(fault)
     print(f"kernels: {len(rows)} compiled for {', '.join(ARCHS)}, {len(faults)} faults, not run")

@@ -5,7 +5,9 @@ import torch
 
 from syncline.model_ops_rocm import NoConfigurationError
 from syncline.model_ops_rocm.triton import BACKEND
-from syncline.model_ops_rocm.triton.configs import ANY_WIDTH, CONFIGS, MAX_NORM_WIDTH, key_for
+from syncline.model_ops_rocm.triton.configs import CONFIGS, key_for
+from syncline.model_ops_rocm.triton.configs.base import ANY_WIDTH
+from syncline.model_ops_rocm.triton.configs.elementwise import MAX_NORM_WIDTH
 from syncline.model_ops_rocm.triton.geometry import power_of_two, rows_of
 from syncline.model_ops_rocm.triton.targets import (
     MAX_SHARED_BYTES,

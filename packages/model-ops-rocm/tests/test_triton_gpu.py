@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from syncline.model_ops_rocm import NotPreparedError, detect_arch, prepare, select
+from syncline.model_ops_rocm.testing.cases import CASES, tolerance_of
 from syncline.model_ops_rocm.testing.parity import (
-    CASES,
     Arguments,
     Case,
     Maker,
@@ -52,7 +52,8 @@ def assert_same_bits(ours: list[torch.Tensor], theirs: list[torch.Tensor]) -> No
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_a_kernel_answers_as_the_reference_does(case: Case, dtype: torch.dtype) -> None:
     ours, theirs = triton_op(case.op, dtype), torch_op(case.op, dtype)
-    assert_parity(case, dtype, ours, theirs, device="cuda")
+    tolerance = tolerance_of(case.op, dtype)
+    assert_parity(case, dtype, ours, theirs, tolerance=tolerance, device="cuda")
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

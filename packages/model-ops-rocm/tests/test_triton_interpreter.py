@@ -13,7 +13,8 @@ import pytest
 import torch
 
 from syncline.model_ops_rocm import select
-from syncline.model_ops_rocm.testing.parity import CASES, Case, assert_parity
+from syncline.model_ops_rocm.testing.cases import CASES, tolerance_of
+from syncline.model_ops_rocm.testing.parity import Case, assert_parity
 from syncline.model_ops_rocm.triton import BACKEND
 
 Ops = Mapping[str, Callable[..., object]]
@@ -42,7 +43,8 @@ def test_the_cases_have_every_op_of_the_backend() -> None:
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_a_kernel_answers_as_the_reference_does(ops: Ops, case: Case, dtype: torch.dtype) -> None:
     reference = cast(Callable[..., object], select(case.op, dtype=dtype))
-    assert_parity(case, dtype, ops[case.op], reference)
+    tolerance = tolerance_of(case.op, dtype)
+    assert_parity(case, dtype, ops[case.op], reference, tolerance=tolerance)
 
 
 def test_the_sum_with_the_residual_is_rounded_before_it_is_normalised(ops: Ops) -> None:

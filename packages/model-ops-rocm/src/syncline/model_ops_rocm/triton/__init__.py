@@ -8,7 +8,7 @@ import importlib
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Final
+from typing import Final, NamedTuple
 
 import torch
 
@@ -27,14 +27,22 @@ _PACKAGE: Final = "triton"
 _VERSION: Final = ">=3.6,<3.8"
 # What ROCm builds of PyTorch bring is imported as `triton` too.
 _OTHER_PACKAGES: Final = ("triton-rocm", "pytorch-triton-rocm", "pytorch-triton")
-_OPS: Final[Mapping[str, tuple[str, str]]] = {
-    "rms_norm": ("norm", "rms_norm"),
-    "rotary_embedding": ("rotary", "rotary_embedding"),
-    "silu_and_mul": ("activation", "silu_and_mul"),
-    "embedding": ("rows", "embedding"),
-    "gather_rows": ("rows", "gather_rows"),
-    "kv_write": ("kv", "kv_write"),
-    "kv_copy_blocks": ("kv", "KV_COPY_BLOCKS"),
+
+
+class _Op(NamedTuple):
+    module: str
+    name: str
+    dtypes: tuple[torch.dtype, ...] = FLOAT_DTYPES
+
+
+_OPS: Final[Mapping[str, _Op]] = {
+    "rms_norm": _Op("norm", "rms_norm"),
+    "rotary_embedding": _Op("rotary", "rotary_embedding"),
+    "silu_and_mul": _Op("activation", "silu_and_mul"),
+    "embedding": _Op("rows", "embedding"),
+    "gather_rows": _Op("rows", "gather_rows"),
+    "kv_write": _Op("kv", "kv_write"),
+    "kv_copy_blocks": _Op("kv", "KV_COPY_BLOCKS"),
 }
 
 
@@ -71,8 +79,8 @@ def _load() -> Mapping[str, object]:
 
 
 def _implementation(op: str) -> object:
-    module, name = _OPS[op]
-    return vars(importlib.import_module(f"{__name__}.ops.{module}"))[name]
+    entry = _OPS[op]
+    return vars(importlib.import_module(f"{__name__}.ops.{entry.module}"))[entry.name]
 
 
 def _prepare(op: object, examples: Iterable[Mapping[str, object]]) -> None:
@@ -103,7 +111,9 @@ BACKEND: Final = Backend(
     name="triton",
     package=_PACKAGE,
     version=_VERSION,
-    entries=tuple(OpEntry(op=op, archs=SUPPORTED_ARCHS, dtypes=FLOAT_DTYPES) for op in _OPS),
+    entries=tuple(
+        OpEntry(op=op, archs=SUPPORTED_ARCHS, dtypes=entry.dtypes) for op, entry in _OPS.items()
+    ),
     why_not=_why_not,
     load=_load,
     prepare=_prepare,

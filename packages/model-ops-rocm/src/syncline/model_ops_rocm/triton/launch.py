@@ -16,7 +16,8 @@ from triton.runtime import driver
 from syncline.model_ops_rocm.arch import gfx_name
 from syncline.model_ops_rocm.checks import refuse
 from syncline.model_ops_rocm.errors import NotPreparedError
-from syncline.model_ops_rocm.triton.configs import CONFIGS, ConfigKey, key_for
+from syncline.model_ops_rocm.triton.configs import CONFIGS, key_for
+from syncline.model_ops_rocm.triton.configs.base import ConfigKey
 from syncline.model_ops_rocm.triton.targets import LaunchConfig, Target, launch_options
 
 # As the kernels were decorated: `TRITON_INTERPRET` is read once, when they are imported.
@@ -63,9 +64,11 @@ class Launcher:
         """Whether launches only compile, so that tensors may be on the meta device."""
         return self._compiled is not None
 
-    def config(self, op: str, dtype: torch.dtype, width: int) -> tuple[ConfigKey, LaunchConfig]:
+    def config(
+        self, op: str, dtype: torch.dtype, width: int, kind: str = ""
+    ) -> tuple[ConfigKey, LaunchConfig]:
         """What the current device's tables hold for the shape; NoConfigurationError if nothing."""
-        key = key_for(op, self._arch(), dtype, width)
+        key = key_for(op, self._arch(), dtype, width, kind)
         return key, CONFIGS[key]
 
     def launch(

@@ -4,7 +4,7 @@ import torch
 
 from syncline.model_ops_rocm.arguments import RMS_NORM, check_rms_norm
 from syncline.model_ops_rocm.checks import refuse
-from syncline.model_ops_rocm.triton.configs import MAX_NORM_WIDTH
+from syncline.model_ops_rocm.triton.configs.elementwise import MAX_NORM_WIDTH
 from syncline.model_ops_rocm.triton.geometry import power_of_two, rows_of
 from syncline.model_ops_rocm.triton.kernels.norm import rms_norm_kernel
 from syncline.model_ops_rocm.triton.launch import LAUNCHER, require_reachable

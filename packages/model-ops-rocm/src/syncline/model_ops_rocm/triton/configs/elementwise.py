@@ -1,39 +1,28 @@
-"""The configurations, as tables keyed by (op, arch, dtype, shape bucket); imports no Triton.
+"""Configurations of the ops that read and write each number once; imports no Triton.
 
-A bucket is the largest width it is meant for: of a normalised row, of a row of the result, of a
-head, of a block. A shape takes the narrowest bucket that holds it. No row of these tables came from
-a measurement yet: each was chosen so that a thread loads 16 bytes at a time, which
-docs/kernels-static.md shows.
+Buckets are widths of a normalised row, of a row of the result, of a head, of a block. No row of
+these tables came from a measurement yet: each was chosen so that a thread loads 16 bytes at a time,
+which docs/kernels-static.md shows.
 """
 
-from collections.abc import Iterator, Mapping
-from types import MappingProxyType
-from typing import Final, NamedTuple
+from collections.abc import Iterator
+from typing import Final
 
 import torch
 
-from syncline.model_ops_rocm.errors import NoConfigurationError
+from syncline.model_ops_rocm.triton.configs.base import (
+    ANY_WIDTH,
+    HALF_DTYPES,
+    Buckets,
+    ConfigKey,
+    Row,
+)
 from syncline.model_ops_rocm.triton.targets import LaunchConfig
 
-HALF_DTYPES: Final = (torch.bfloat16, torch.float16)
-ANY_WIDTH: Final = 2**31 - 1
 MAX_NORM_WIDTH: Final = 32_768
 
 
-class ConfigKey(NamedTuple):
-    """Which launches one configuration serves."""
-
-    op: str
-    arch: str
-    dtype: torch.dtype
-    up_to: int  # the bucket: the widest shape
-
-
-_Buckets = Mapping[int, LaunchConfig]
-_Row = tuple[ConfigKey, LaunchConfig]
-
-
-def _rows(op: str, arch: str, narrow: _Buckets, wide: _Buckets) -> Iterator[_Row]:
+def _rows(op: str, arch: str, narrow: Buckets, wide: Buckets) -> Iterator[Row]:
     """`narrow` for the 2-byte dtypes, `wide` for float32."""
     for dtype in HALF_DTYPES:
         yield from ((ConfigKey(op, arch, dtype, up_to), config) for up_to, config in narrow.items())
@@ -60,7 +49,8 @@ _NORM_WIDEST: Final = {MAX_NORM_WIDTH: _norm(16, 1)}
 _GATHER: Final = ("gather_rows", "embedding")
 
 
-def _table() -> Iterator[_Row]:
+def table() -> Iterator[Row]:
+    """Every row."""
     for arch in ("gfx942", "gfx950"):
         norm = _NORM_AMD | _NORM_WIDEST
         yield from _rows("rms_norm", arch, norm, norm)
@@ -78,14 +68,3 @@ def _table() -> Iterator[_Row]:
         yield from _rows(op, "sm_90", narrow, wide)
     for op in ("rotary_embedding", "kv_write"):
         yield from _rows(op, "sm_90", {64: _heads(1, 8), 256: _heads(1, 4)}, {256: _heads(1, 2)})
-
-
-CONFIGS: Final[Mapping[ConfigKey, LaunchConfig]] = MappingProxyType(dict(_table()))
-
-
-def key_for(op: str, arch: str, dtype: torch.dtype, width: int) -> ConfigKey:
-    """The narrowest bucket that holds `width`; NoConfigurationError if there is none."""
-    found = [key for key in CONFIGS if key[:3] == (op, arch, dtype) and key.up_to >= width]
-    if not found:
-        raise NoConfigurationError(op=op, arch=arch, dtype=dtype, width=width)
-    return min(found, key=lambda key: key.up_to)

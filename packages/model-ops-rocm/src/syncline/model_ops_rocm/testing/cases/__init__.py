@@ -1,0 +1,25 @@
+"""The calls that every backend must answer as the reference does, one module per family of ops.
+
+TOLERANCES holds (rtol, atol) per (op, dtype), where sums are taken in another order, or exp is
+another, so that the roundings of the contract fall differently now and then. An op that is not in
+it copies, or rounds each product, and is bit-equal.
+"""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Final
+
+import torch
+
+from syncline.model_ops_rocm.testing.cases import dense, kv
+from syncline.model_ops_rocm.testing.parity import Case
+
+CASES: Final[tuple[Case, ...]] = (*dense.CASES, *kv.CASES)
+TOLERANCES: Final[Mapping[tuple[str, torch.dtype], tuple[float, float]]] = MappingProxyType(
+    {**dense.TOLERANCES}
+)
+
+
+def tolerance_of(op: str, dtype: torch.dtype) -> tuple[float, float]:
+    """(rtol, atol); zeros for an op that is bit-equal."""
+    return TOLERANCES.get((op, dtype), (0.0, 0.0))

@@ -1,0 +1,30 @@
+"""Every launch that is compiled without a GPU: each op's wrapper with tensors that hold nothing."""
+
+from collections.abc import Mapping
+from types import ModuleType
+from typing import Final
+
+from kernel_families import elementwise, kv
+from kernel_families.base import Launch, Rules
+from syncline.model_ops_rocm.triton.configs import CONFIGS
+
+FAMILIES: Final[Mapping[str, ModuleType]] = {"elementwise": elementwise, "kv": kv}
+
+
+def launches_for(arch: str, only: str | None = None, num_tokens: int = 64) -> list[Launch]:
+    """At least one for each row of the tables of `arch`, of each family or of `only` that one."""
+    chosen = {only: FAMILIES[only]} if only is not None else FAMILIES
+    calls = {op: call for family in chosen.values() for op, call in family.CALLS.items()}
+    return [
+        Launch(key=key, variant=variant, arguments=arguments)
+        for key in CONFIGS
+        if key.arch == arch and (key.op in calls or only is None)
+        for variant, arguments in calls[key.op](key, num_tokens)
+    ]
+
+
+def rules_of(op: str) -> Rules:
+    """What the code of `op` may and must show."""
+    (rules,) = (family.RULES[op] for family in FAMILIES.values() if op in family.RULES)
+    assert isinstance(rules, Rules)
+    return rules
