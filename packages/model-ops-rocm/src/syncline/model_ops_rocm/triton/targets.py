@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Final, Literal
 
+from syncline.model_ops_rocm.quant.scheme import CodeType
+
 Vendor = Literal["hip", "cuda"]
 SUPPORTED_ARCHS: Final = ("gfx942", "gfx950", "sm_90")
 # What a workgroup may have of LDS, or a block of shared memory, in bytes. The compiler does not
@@ -17,6 +19,15 @@ SUPPORTED_ARCHS: Final = ("gfx942", "gfx950", "sm_90")
 MAX_SHARED_BYTES: Final[Mapping[str, int]] = MappingProxyType(
     {"gfx942": 65_536, "gfx950": 163_840, "sm_90": 232_448}
 )
+# The fp8 type that a target converts float32 to by an instruction, and multiplies.
+_NATIVE_FP8: Final[Mapping[str, CodeType]] = MappingProxyType(
+    {"gfx942": CodeType.E4M3FNUZ, "gfx950": CodeType.E4M3FN, "sm_90": CodeType.E4M3FN}
+)
+
+
+def casts_natively(arch: str, code: CodeType) -> bool:
+    """Whether kernels for `arch` convert to `code` by an instruction; others use integers."""
+    return _NATIVE_FP8.get(arch) is code
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
