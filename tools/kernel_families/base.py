@@ -21,6 +21,14 @@ _TWO_GIB: Final = 2**31
 _WIDE: Final = 12_288
 
 
+def operands_of_dtype(key: ConfigKey) -> tuple[str, ...]:
+    """Matrix instructions multiply the row's own dtype; NVIDIA has none for whole float32."""
+    names = {torch.bfloat16: "bf16", torch.float16: "f16", torch.float32: "f32"}
+    if key.dtype == torch.float32 and key.arch.startswith("sm_"):
+        return ()
+    return (f"{names[key.dtype]} {names[key.dtype]}",)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rules:
     """What the code of one op may and must show, in every configuration."""
@@ -31,7 +39,15 @@ class Rules:
     max_narrow_stores: int = 0
     # Whether the op multiplies matrices: then its kernels have matrix instructions, else none.
     is_matrix: bool = False
-    # arch -> the least number of waves of a SIMD, or warps of an SM, that registers must allow.
+    # What those multiply, as `CodeFacts.operands` says it: a compiler that lacks an instruction for
+    # a type converts without a word, and then another type stands here. Exactly these, all of them.
+    operands: Callable[[ConfigKey], tuple[str, ...]] = operands_of_dtype
+    # Of the op's kernels, by name, those that multiply nothing.
+    without_matrix: frozenset[str] = frozenset()
+    # Moves between AMD's vector registers and accumulators.
+    max_accumulator_moves: int = 0
+    # arch -> the least number of waves of a SIMD, or warps of an SM, that registers and shared
+    # memory must allow, in any configuration; the table beside has each one's own.
     min_occupancy: Mapping[str, int] = field(default_factory=dict)
 
 
