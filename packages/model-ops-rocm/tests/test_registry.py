@@ -14,7 +14,7 @@ from syncline.model_ops_rocm import (
     prepare,
     select,
 )
-from syncline.model_ops_rocm.registry import OPS
+from syncline.model_ops_rocm.registry import LOADED, OPS
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -68,7 +68,7 @@ def test_aiter_on_a_cpu_is_refused_by_package_and_version() -> None:
         select("linear", backend="aiter", arch="cpu", dtype=torch.bfloat16)
     assert caught.value.backend == "aiter"
     assert caught.value.package == "amd-aiter"
-    assert "0.1.22" in caught.value.version
+    assert "0.1.21" in caught.value.version
     assert "gfx942, gfx950, not on cpu" in caught.value.why
     assert "amd-aiter" in str(caught.value)
 
@@ -78,7 +78,10 @@ def test_the_other_project_named_aiter_does_not_count(
 ) -> None:
     install(tmp_path, monkeypatch, "aiter", "aiter", "raise AssertionError('imported')")
     (line,) = available(op="linear", backend="aiter", arch="gfx942", dtype=torch.bfloat16)
-    assert line.why_not == "distribution amd-aiter is not installed"
+    assert line.why_not == (
+        "distribution amd-aiter is not installed;"
+        " distribution aiter 9.9 is an unrelated library of the same import name"
+    )
     with pytest.raises(BackendUnavailableError, match=r"distribution amd-aiter is not installed"):
         select("linear", backend="aiter", arch="gfx942", dtype=torch.bfloat16)
 
@@ -98,18 +101,20 @@ def test_an_aiter_that_cannot_be_imported_is_named_when_it_is_first_asked_for(
         select("linear", backend="aiter", arch="cpu", dtype=torch.bfloat16)
 
 
-def test_a_backend_without_kernels_says_what_else_there_is(
+def test_a_backend_without_a_dtype_says_what_else_there_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     install(tmp_path, monkeypatch, "amd-aiter", "aiter", "")
     monkeypatch.delitem(sys.modules, "aiter", raising=False)
-    (line,) = available(op="rms_norm", backend="aiter", arch="gfx942", dtype=torch.float16)
-    assert line.why_not == "it has no rms_norm for gfx942 and torch.float16 in this version"
+    monkeypatch.setitem(LOADED, "aiter", {})
+    (line,) = available(op="rms_norm", backend="aiter", arch="gfx942", dtype=torch.float32)
+    assert line.why_not == "it has no rms_norm for gfx942 and torch.float32 in this version"
     with pytest.raises(NoImplementationError) as caught:
-        select("rms_norm", backend="aiter", arch="gfx942", dtype=torch.float16)
+        select("rms_norm", backend="aiter", arch="gfx942", dtype=torch.float32)
     assert caught.value.existing == (
         "torch on cpu, gfx942, gfx950, sm_90 (float32, bfloat16, float16)",
         "triton on gfx942, gfx950, sm_90 (float32, bfloat16, float16)",
+        "aiter on gfx942, gfx950 (bfloat16, float16)",
     )
     monkeypatch.delitem(sys.modules, "aiter", raising=False)
 

@@ -7,7 +7,7 @@ one raises RuntimeError without ROCm. Knows no op.
 
 import importlib.metadata
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
@@ -29,13 +29,21 @@ class OpEntry:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Missing:
+    """Stands where an implementation would be, if the imported library lacks what it calls."""
+
+    why: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Backend:
     """A source of kernels.
 
     `why_not(arch)` is None if the backend can be tried on `arch`, else one line; it imports nothing
     of the backend. `load()` imports the library and maps each op in `entries` to an implementation
-    of its contract; it raises BackendUnavailableError if the import fails.
+    of its contract, or to what is `Missing`; it raises BackendUnavailableError if the import fails.
     `prepare(implementation, examples)` compiles what calls with those arguments need.
+    `absent` says of ops that are not in `entries` why they are not.
     """
 
     name: str
@@ -45,6 +53,7 @@ class Backend:
     why_not: Callable[[str], str | None]
     load: Callable[[], Mapping[str, object]]
     prepare: Callable[[object, Iterable[Mapping[str, object]]], None]
+    absent: Mapping[str, str] = field(default_factory=dict)
 
 
 def why_not_installed(package: str) -> str | None:

@@ -7,14 +7,13 @@ backend is first selected, never to list what is available.
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
-from functools import cache
 from typing import Final, Literal, overload
 
 import torch
 
 from syncline.model_ops_rocm.aiter import BACKEND as AITER
 from syncline.model_ops_rocm.arch import KNOWN_ARCHS
-from syncline.model_ops_rocm.backends import Backend
+from syncline.model_ops_rocm.backends import Backend, Missing
 from syncline.model_ops_rocm.checks import FLOAT_DTYPES
 from syncline.model_ops_rocm.contracts import (
     Embedding,
@@ -43,6 +42,8 @@ OPS: Final[dict[str, type]] = {
     "paged_attention": PagedAttention,
 }
 BACKENDS: Final[dict[str, Backend]] = {backend.name: backend for backend in (TORCH, TRITON, AITER)}
+# What each backend that was selected has loaded.
+LOADED: Final[dict[str, Mapping[str, object]]] = {}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,7 +100,8 @@ def select(op: str, *, backend: str = "torch", arch: str = "cpu", dtype: torch.d
 
     Imports the backend's library if this is the first use of it. Raises ValueError for a name that
     does not exist, BackendUnavailableError if the backend cannot run on this machine or on `arch`,
-    NoImplementationError, listing what there is for the op, if it has nothing for the combination.
+    or its library lacks what the op needs, NoImplementationError, listing what there is for the op,
+    if it has nothing for the combination.
     """
     _require_name("op", op, list(OPS))
     _require_name("backend", backend, list(BACKENDS))
@@ -109,9 +111,15 @@ def select(op: str, *, backend: str = "torch", arch: str = "cpu", dtype: torch.d
         raise BackendUnavailableError(
             backend=backend, package=chosen.package, version=chosen.version, why=why
         )
-    implementations = _implementations(backend)
+    if backend not in LOADED:
+        LOADED[backend] = chosen.load()
     if any(entry.fits(op, arch, dtype) for entry in chosen.entries):
-        return implementations[op]
+        found = LOADED[backend][op]
+        if isinstance(found, Missing):
+            raise BackendUnavailableError(
+                backend=backend, package=chosen.package, version=chosen.version, why=found.why
+            )
+        return found
     raise NoImplementationError(
         op=op, backend=backend, arch=arch, dtype=dtype, existing=_existing(op)
     )
@@ -146,8 +154,8 @@ def available(
 ) -> tuple[Availability, ...]:
     """Every combination, or those that match the arguments, each with its reason why not.
 
-    Imports no backend's library, so a library that is installed and broken shows as available
-    until it is selected.
+    Imports no backend's library, so a library that is installed and broken, or lacks a function,
+    shows as available until it is selected.
     """
     if op is not None:
         _require_name("op", op, list(OPS))
@@ -173,13 +181,10 @@ def _why_not(op: str, backend: str, arch: str, dtype: torch.dtype) -> str | None
     if why is not None:
         return why
     if any(entry.fits(op, arch, dtype) for entry in BACKENDS[backend].entries):
-        return None
-    return f"it has no {op} for {arch} and {dtype} in this version"
-
-
-@cache
-def _implementations(backend: str) -> Mapping[str, object]:
-    return BACKENDS[backend].load()
+        found = LOADED.get(backend, {}).get(op)
+        return found.why if isinstance(found, Missing) else None
+    none = f"it has no {op} for {arch} and {dtype} in this version"
+    return BACKENDS[backend].absent.get(op, none)
 
 
 def _existing(op: str) -> list[str]:

@@ -1,53 +1,65 @@
-"""The `aiter` backend: named, found and refused properly; it calls no kernels in this version.
+"""The `aiter` backend as the registry sees it: which ops it has, where, and why not here.
 
 Knows the distribution, `amd-aiter`, and the architectures. AITER is imported by `load` alone, and
 only where there is an AMD GPU: the import builds a C++ module and raises RuntimeError without ROCm.
+None of this has run on an AMD GPU.
 """
 
-import importlib
 from collections.abc import Iterable, Mapping
 from typing import Final
 
-from syncline.model_ops_rocm.backends import (
-    Backend,
-    why_not_arch,
+import torch
+
+from syncline.model_ops_rocm.aiter.distribution import (
+    PACKAGE,
+    VERSION,
+    installed_version,
     why_not_installed,
 )
-from syncline.model_ops_rocm.errors import BackendUnavailableError
+from syncline.model_ops_rocm.arch import detect_arch
+from syncline.model_ops_rocm.backends import Backend, OpEntry, why_not_arch
 
-_PACKAGE: Final = "amd-aiter"
-_VERSION: Final = ">=0.1.22 (ROCm/aiter e4048607a)"
 _ARCHS: Final = ("gfx942", "gfx950")
+_DTYPES: Final = (torch.bfloat16, torch.float16)
+_OPS: Final = ("rms_norm", "rotary_embedding", "silu_and_mul", "linear")
+_NOT_ON_RECORD: Final = "AITER has no function for it that is on record"
+_ABSENT: Final[Mapping[str, str]] = {
+    "embedding": _NOT_ON_RECORD,
+    "gather_rows": _NOT_ON_RECORD,
+    "kv_copy_blocks": _NOT_ON_RECORD,
+}
 
 
 def _why_not(arch: str) -> str | None:
-    return why_not_arch(arch, _ARCHS) or why_not_installed(_PACKAGE)
+    return why_not_arch(arch, _ARCHS) or why_not_installed()
 
 
 def _load() -> Mapping[str, object]:
-    try:
-        importlib.import_module("aiter")
-    except Exception as error:
-        # RuntimeError without ROCm, ModuleNotFoundError of jax without a driver, and others.
-        raise BackendUnavailableError(
-            backend="aiter",
-            package=_PACKAGE,
-            version=_VERSION,
-            why=f"import aiter raised {type(error).__name__}: {error}",
-        ) from error
-    return {}
+    from syncline.model_ops_rocm.aiter.detect import detect
+    from syncline.model_ops_rocm.aiter.ops.families import implementations
+
+    found = detect(installed_version() or "", device_type="cuda", arch=detect_arch)
+    return implementations(found)
 
 
 def _prepare(op: object, examples: Iterable[Mapping[str, object]]) -> None:
-    """There is no op to prepare."""
+    from syncline.model_ops_rocm.aiter.ops.common import AiterOp
+    from syncline.model_ops_rocm.aiter.warm import scratch_call
+
+    assert isinstance(op, AiterOp)
+    assert callable(op)
+    device = torch.device(op.aiter.device_type)
+    for example in examples:
+        op(**scratch_call(example, device))
 
 
 BACKEND: Final = Backend(
     name="aiter",
-    package=_PACKAGE,
-    version=_VERSION,
-    entries=(),
+    package=PACKAGE,
+    version=VERSION,
+    entries=tuple(OpEntry(op=op, archs=_ARCHS, dtypes=_DTYPES) for op in _OPS),
     why_not=_why_not,
     load=_load,
     prepare=_prepare,
+    absent=_ABSENT,
 )
