@@ -4,11 +4,15 @@ from collections.abc import Mapping
 from types import ModuleType
 from typing import Final
 
-from kernel_families import elementwise, kv
+from kernel_families import decoding, elementwise, kv
 from kernel_families.base import Launch, Rules
 from syncline.model_ops_rocm.triton.configs import CONFIGS
 
-FAMILIES: Final[Mapping[str, ModuleType]] = {"elementwise": elementwise, "kv": kv}
+FAMILIES: Final[Mapping[str, ModuleType]] = {
+    "decoding": decoding,
+    "elementwise": elementwise,
+    "kv": kv,
+}
 
 
 def launches_for(arch: str, only: str | None = None, num_tokens: int = 64) -> list[Launch]:

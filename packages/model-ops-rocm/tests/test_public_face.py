@@ -10,11 +10,15 @@ from syncline.model_ops_rocm import kv, layouts
 
 AGREED = [
     "KNOWN_ARCHS",
+    "Advance",
     "AmaxPartial",
     "AttentionMetadata",
     "Availability",
     "BackendUnavailableError",
     "CodeType",
+    "DecodeFault",
+    "DecodeInputs",
+    "DecodeState",
     "E4m3fnWeight",
     "E4m3fnuzWeight",
     "E8m0Mode",

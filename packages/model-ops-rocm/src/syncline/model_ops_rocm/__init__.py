@@ -7,7 +7,11 @@ GPU, Triton or AITER.
 
 from syncline.model_ops_rocm.arch import KNOWN_ARCHS, detect_arch
 from syncline.model_ops_rocm.contracts import (
+    Advance,
     AttentionMetadata,
+    DecodeFault,
+    DecodeInputs,
+    DecodeState,
     Embedding,
     GatherRows,
     KVCopyBlocks,
@@ -57,11 +61,15 @@ from syncline.model_ops_rocm.registry import Availability, available, prepare, s
 
 __all__ = [
     "KNOWN_ARCHS",
+    "Advance",
     "AmaxPartial",
     "AttentionMetadata",
     "Availability",
     "BackendUnavailableError",
     "CodeType",
+    "DecodeFault",
+    "DecodeInputs",
+    "DecodeState",
     "E4m3fnWeight",
     "E4m3fnuzWeight",
     "E8m0Mode",

@@ -16,6 +16,7 @@ from syncline.model_ops_rocm.arch import KNOWN_ARCHS
 from syncline.model_ops_rocm.backends import Backend, Missing
 from syncline.model_ops_rocm.checks import FLOAT_DTYPES
 from syncline.model_ops_rocm.contracts import (
+    Advance,
     Embedding,
     GatherRows,
     KVCopyBlocks,
@@ -40,6 +41,7 @@ OPS: Final[dict[str, type]] = {
     "kv_write": KVWrite,
     "kv_copy_blocks": KVCopyBlocks,
     "paged_attention": PagedAttention,
+    "advance": Advance,
 }
 BACKENDS: Final[dict[str, Backend]] = {backend.name: backend for backend in (TORCH, TRITON, AITER)}
 # What each backend that was selected has loaded.
@@ -93,6 +95,10 @@ def select(
 def select(
     op: Literal["paged_attention"], *, backend: str = ..., arch: str = ..., dtype: torch.dtype
 ) -> PagedAttention: ...
+@overload
+def select(
+    op: Literal["advance"], *, backend: str = ..., arch: str = ..., dtype: torch.dtype
+) -> Advance: ...
 @overload
 def select(op: str, *, backend: str = ..., arch: str = ..., dtype: torch.dtype) -> object: ...
 def select(op: str, *, backend: str = "torch", arch: str = "cpu", dtype: torch.dtype) -> object:

@@ -20,6 +20,12 @@ from syncline.model_ops_rocm.contracts.attention import (
     KVWrite,
     PagedAttention,
 )
+from syncline.model_ops_rocm.contracts.decoding import (
+    Advance,
+    DecodeFault,
+    DecodeInputs,
+    DecodeState,
+)
 from syncline.model_ops_rocm.contracts.dense import (
     Embedding,
     GatherRows,
@@ -30,7 +36,11 @@ from syncline.model_ops_rocm.contracts.dense import (
 )
 
 __all__ = [
+    "Advance",
     "AttentionMetadata",
+    "DecodeFault",
+    "DecodeInputs",
+    "DecodeState",
     "Embedding",
     "GatherRows",
     "KVCopyBlocks",

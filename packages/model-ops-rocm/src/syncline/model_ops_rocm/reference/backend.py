@@ -12,6 +12,7 @@ from syncline.model_ops_rocm.arch import KNOWN_ARCHS
 from syncline.model_ops_rocm.backends import Backend, OpEntry
 from syncline.model_ops_rocm.checks import FLOAT_DTYPES
 from syncline.model_ops_rocm.reference.activation import silu_and_mul
+from syncline.model_ops_rocm.reference.advance import advance
 from syncline.model_ops_rocm.reference.attention import TorchPagedAttention
 from syncline.model_ops_rocm.reference.kv import TorchKVCopyBlocks, kv_write
 from syncline.model_ops_rocm.reference.linear import linear
@@ -29,6 +30,7 @@ _IMPLEMENTATIONS: Final[Mapping[str, object]] = {
     "kv_write": kv_write,
     "kv_copy_blocks": TorchKVCopyBlocks(),
     "paged_attention": TorchPagedAttention(),
+    "advance": advance,
 }
 
 

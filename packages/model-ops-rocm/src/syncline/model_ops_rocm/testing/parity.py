@@ -5,7 +5,7 @@ looks at the whole buffers, so that a write beside a tensor is seen. Knows no ba
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
 
 import torch
 
@@ -37,6 +37,13 @@ class Maker:
         # A copy: on another device a view would leave the rest of its buffer behind.
         drawn = torch.randperm(below, generator=self._generator)[:count].clone()
         return drawn.to(dtype).to(self.device)
+
+    def integers(self, low: int, high: int, *shape: int, pad: int = 0) -> torch.Tensor:
+        """int32 in [low, high); with `pad`, a view whose rows lie `pad` large numbers apart."""
+        drawn = torch.randint(low, high, shape, generator=self._generator, dtype=torch.int32)
+        wide = torch.full((*shape[:-1], shape[-1] + pad), 2**30, dtype=torch.int32)
+        wide[..., : shape[-1]] = drawn
+        return wide.to(self.device)[..., : shape[-1]]
 
     def angles(self, num_positions: int, head_dim: int) -> torch.Tensor:
         """A float32 cos-sin cache."""
@@ -86,6 +93,8 @@ def results_of(value: object) -> tuple[torch.Tensor, ...]:
     """The tensors among what an op returned, or was given."""
     if isinstance(value, torch.Tensor):
         return (value,)
+    if is_dataclass(value) and not isinstance(value, type):
+        value = tuple(getattr(value, field.name) for field in fields(value))
     if isinstance(value, tuple):
         return tuple(entry for entry in value if isinstance(entry, torch.Tensor))
     return ()

@@ -43,6 +43,7 @@ _OPS: Final[Mapping[str, _Op]] = {
     "gather_rows": _Op("rows", "gather_rows"),
     "kv_write": _Op("kv", "kv_write"),
     "kv_copy_blocks": _Op("kv", "KV_COPY_BLOCKS"),
+    "advance": _Op("advance", "advance"),
 }
 
 
