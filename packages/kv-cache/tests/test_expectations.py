@@ -2,7 +2,7 @@
 
 import itertools
 
-from syncline.kv_cache import KVCacheManager
+from syncline.kv_cache import BlockKey, KVCacheManager, PrefixIndex
 
 PROMPT = [1, 2, 3, 4, 5, 6, 7, 8, 9]
 
@@ -67,3 +67,20 @@ def test_expectations_of_before_a_new_epoch_end_with_their_table() -> None:
     kv.check_integrity([table])
     kv.release(table)
     kv.check_integrity([])
+
+
+def test_blocks_of_one_table_whose_keys_collide_are_expected_each_for_itself() -> None:
+    kv = KVCacheManager(16, 4, index=PrefixIndex(lambda parent, chunk: BlockKey(0)))
+    tables = [kv.new_table() for _ in range(2)]
+    for table in tables:
+        assert kv.reserve(table, 9) is not None
+        kv.expect(table, PROMPT, 8)  # Two blocks, one key.
+        kv.check_integrity(tables)
+    kv.publish(tables[0], PROMPT, 4, kv.kv_epoch)
+    kv.check_integrity(tables)
+    kv.publish(tables[0], PROMPT, 8, kv.kv_epoch)
+    kv.check_integrity(tables)
+    assert is_expected(kv)
+    kv.release(tables[1])
+    kv.check_integrity(tables)
+    assert not is_expected(kv)

@@ -17,6 +17,13 @@ CHUNKS = st.tuples(st.integers(0, 1), st.integers(0, 1)).map(pack_tokens)
 PREFIXES = st.lists(CHUNKS, min_size=1, max_size=3).map(tuple)
 
 
+def find(
+    index: PrefixIndex, key: BlockKey, chunk: Chunk, parent: PrefixEntry | CacheRoot
+) -> PrefixEntry | None:
+    """The entry with this content right behind the parent, or None."""
+    return next(iter(index.find_run([key], [chunk], parent)), None)
+
+
 class PrefixIndexMachine(RuleBasedStateMachine):
     """With `collide`, unlike contents share keys: then a hit may be missed, never be wrong."""
 
@@ -32,7 +39,7 @@ class PrefixIndexMachine(RuleBasedStateMachine):
         key = ROOT.key()
         for chunk in prefix:
             key = self.index.key_of(key, chunk)
-            found = self.index.find(key, chunk, node)
+            found = find(self.index, key, chunk, node)
             if found is None:
                 return None
             node = found
@@ -116,7 +123,7 @@ def test_a_child_of_a_forgotten_parent_is_never_hit_through_another_parent() -> 
     index.forget(first.block_id)
     (other,) = listed(index, ((1, 1),), 5)
     assert other.key == first.key
-    assert index.find(child.key, child.chunk, other) is None
+    assert find(index, child.key, child.chunk, other) is None
 
 
 def test_the_first_copy_of_a_content_stays_canonical() -> None:
@@ -141,7 +148,7 @@ def test_a_collision_with_a_reachable_entry_leaves_it_in_place() -> None:
     first, child = listed(index, ((0, 0), (1, 0)), 0)
     other = PrefixEntry(first.key, pack_tokens((1, 1)), ROOT, BlockId(9))
     assert index.publish(child.key, child.chunk, other, BlockId(8)) == (None, None)
-    assert index.find(child.key, child.chunk, first) is child
+    assert find(index, child.key, child.chunk, first) is child
 
 
 def test_roots_separate_salt_adapter_format_and_epoch() -> None:
@@ -156,7 +163,7 @@ def test_roots_separate_salt_adapter_format_and_epoch() -> None:
     index = PrefixIndex()
     for i, root in enumerate(roots):
         chunk = pack_tokens((1,))
-        assert index.find(index.key_of(root.key(), chunk), chunk, root) is None
+        assert find(index, index.key_of(root.key(), chunk), chunk, root) is None
         index.publish(index.key_of(root.key(), chunk), chunk, root, BlockId(i))
     assert len(index) == len(roots)
 
@@ -193,13 +200,13 @@ def test_a_run_that_nobody_asked_for_answers_like_its_blocks_one_by_one(
     after = pack_tokens((9, 9))
     behind, _ = index.publish(chain_key(keys[-1], after), after, last, BlockId(14))
     if asked_first is not None:
-        index.find(keys[asked_first], chunks[asked_first], ROOT)
+        find(index, keys[asked_first], chunks[asked_first], ROOT)
     if forgotten is not None:
         index.forget(BlockId(10 + forgotten))
     parent: PrefixEntry | CacheRoot = ROOT
     hits: list[int] = []
     for key, chunk in zip(keys, chunks, strict=True):
-        entry = index.find(key, chunk, parent)
+        entry = find(index, key, chunk, parent)
         if entry is None:
             break
         hits.append(entry.block_id)
@@ -209,7 +216,7 @@ def test_a_run_that_nobody_asked_for_answers_like_its_blocks_one_by_one(
     assert last.is_listed is index.lists(last) is (forgotten != 3)
     if forgotten is None:
         assert parent is last
-        assert index.find(chain_key(keys[-1], after), after, parent) is behind
+        assert find(index, chain_key(keys[-1], after), after, parent) is behind
     assert index.clear() == {10, 11, 12, 13, 14} - (
         set() if forgotten is None else {10 + forgotten}
     )

@@ -110,12 +110,15 @@ class BlockPool:
         Raises BlockNotHeldError at the first block that is free and not cached; the blocks before
         it keep their new holder.
         """
+        ref_counts, num_blocks = self._ref_counts, self.num_blocks
         for block_id in block_ids:
-            if self.ref_count(block_id) == 0:
+            if not 0 <= block_id < num_blocks:
+                raise BlockNotHeldError(block_id)
+            if not ref_counts[block_id]:
                 if not self._cached[block_id]:
                     raise BlockNotHeldError(block_id)
                 del self._evictable[block_id]
-            self._ref_counts[block_id] += 1
+            ref_counts[block_id] += 1
 
     def free(self, block_ids: Iterable[BlockId]) -> None:
         """Drop one holder from each block; the last holder makes it free.
@@ -140,6 +143,11 @@ class BlockPool:
         Raises BlockNotHeldError at the first block nobody holds; those before it stay marked.
         """
         ref_counts, cached, stop = self._ref_counts, self._cached, self.num_blocks
+        first, num = block_ids[0] if block_ids else 0, len(block_ids)
+        is_run = 0 <= first <= stop - num and block_ids == tuple(range(first, first + num))
+        if is_run and all(ref_counts[first : first + num]):
+            cached[first : first + num] = b"\x01" * num
+            return
         for block_id in block_ids:
             if not 0 <= block_id < stop or not ref_counts[block_id]:
                 raise BlockNotHeldError(block_id)
@@ -161,7 +169,7 @@ class BlockPool:
 
     def num_evictable_among(self, block_ids: Iterable[BlockId]) -> int:
         """How many of these distinct blocks are cached and free: they count in num_free_blocks."""
-        return sum(block_id in self._evictable for block_id in block_ids)
+        return sum(map(self._evictable.__contains__, block_ids)) if self._evictable else 0
 
     def check(self, holders: list[int], cached: set[BlockId]) -> None:
         """Compare the books with the truth; raises IntegrityError at the first difference.

@@ -5,6 +5,8 @@ Knows token lists and roots, not which blocks are cached or held. Token lists ar
 
 from collections.abc import Callable
 from collections.abc import Sequence as SequenceABC
+from functools import lru_cache
+from struct import Struct
 
 from syncline.kv_cache.block_table import BlockTable
 from syncline.kv_cache.prefix_index import (
@@ -29,8 +31,13 @@ def chunks_of(table: BlockTable, token_ids: SequenceABC[int], first: int, stop: 
     num_known = table.first_chunk + len(table.chunks)
     if num_known < stop:
         packed = pack_tokens(token_ids[num_known * size : stop * size])
-        table.chunks += [packed[i : i + width] for i in range(0, len(packed), width)]
+        table.chunks += _cutter(width, len(packed) // width).unpack(packed)
     return table.chunks[first - table.first_chunk :] if first > table.first_chunk else table.chunks
+
+
+@lru_cache(maxsize=256)
+def _cutter(width: int, num_chunks: int) -> Struct:
+    return Struct(f"{width}s" * num_chunks)
 
 
 def drop_chunks(table: BlockTable, stop: int) -> None:

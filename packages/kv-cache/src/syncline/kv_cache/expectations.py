@@ -6,6 +6,7 @@ Whoever waits for a key watches it, and is told once when nobody computes it any
 
 from collections import Counter
 from collections.abc import Iterable
+from itertools import repeat, takewhile
 
 from syncline.kv_cache.block_table import BlockTable
 from syncline.kv_cache.errors import IntegrityError
@@ -25,6 +26,11 @@ class Expectations:
     def __contains__(self, key: BlockKey) -> bool:
         return key in self._num_tables
 
+    def last_of_run(self, keys: Iterable[BlockKey]) -> BlockKey | None:
+        """The last of those keys at the beginning of `keys` that are computed now."""
+        run = list(takewhile(self._num_tables.__contains__, keys))
+        return run[-1] if run else None
+
     def __len__(self) -> int:
         return len(self._num_tables)
 
@@ -38,11 +44,12 @@ class Expectations:
         """The table no longer computes its blocks [start, stop), as far as it was expected to."""
         num_tables, watched = self._num_tables, self._watched
         keys = table.keys[start : min(stop, table.num_expected)]
-        is_watched = watched and not watched.isdisjoint(keys)
-        if not is_watched and sum(map(num_tables.__getitem__, keys)) == len(keys):
-            # One table for each and nobody asked: a loop in C. Counter's own deletion is Python.
-            any(map(super(Counter, num_tables).__delitem__, keys))
-            return
+        counts = list(map(num_tables.pop, keys, repeat(0)))  # 0: the same key again.
+        if counts == [1] * len(keys) and (not watched or watched.isdisjoint(keys)):
+            return  # One table for each, and nobody asked.
+        for key, count in zip(keys, counts, strict=True):
+            if count:
+                num_tables[key] = count
         for key in keys:
             num_others = num_tables.pop(key) - 1
             if num_others:

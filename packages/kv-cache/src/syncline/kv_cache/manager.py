@@ -12,7 +12,7 @@ from syncline.kv_cache.block_table import BlockTable, Lease
 from syncline.kv_cache.chains import chunks_of, describe, drop_chunks, renew_root
 from syncline.kv_cache.errors import BlockNotHeldError, BlocksInUseError, KVCacheError
 from syncline.kv_cache.expectations import Expectations
-from syncline.kv_cache.matching import PrefixMatch, longest_match, verify
+from syncline.kv_cache.matching import NO_MATCH, PrefixMatch, longest_match, verify
 from syncline.kv_cache.prefix_index import IndexListener, PrefixIndex
 from syncline.kv_cache.prompt_hold import PromptHolds
 from syncline.kv_cache.types import (
@@ -131,7 +131,7 @@ class KVCacheManager:
         the table holds blocks already.
         """
         if not self.enable_prefix_caching or not table.cacheable:
-            return PrefixMatch()
+            return NO_MATCH
         if table.block_ids:
             raise KVCacheError("match needs an empty table; this one holds blocks")
         if not 0 <= max_tokens <= len(token_ids):

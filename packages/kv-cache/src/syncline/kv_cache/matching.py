@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence as SequenceABC
 from dataclasses import dataclass
+from typing import Final
 
 from syncline.kv_cache.block_table import BlockTable
 from syncline.kv_cache.errors import StaleMatchError
@@ -30,6 +31,9 @@ class PrefixMatch:
     entries: tuple[PrefixEntry, ...] = ()
 
 
+NO_MATCH: Final = PrefixMatch()
+
+
 def longest_match(
     index: PrefixIndex,
     expectations: Expectations,
@@ -44,14 +48,7 @@ def longest_match(
     chunks: of the same blocks at least. max_tokens: at most one token short of their end.
     """
     size = table.block_size
-    parent: PrefixEntry | CacheRoot = table.root
-    entries: list[PrefixEntry] = []
-    for i in range(num_described):
-        entry = index.find(table.keys[i], chunks[i], parent)
-        if entry is None:
-            break
-        parent = entry
-        entries.append(entry)
+    entries = index.find_run(table.keys[:num_described], chunks, table.root)
     block_ids = tuple([entry.block_id for entry in entries])
     if len(entries) * size > max_tokens:
         return PrefixMatch(
@@ -60,24 +57,15 @@ def longest_match(
             copy_source=block_ids[-1],
             entries=tuple(entries),
         )
+    awaited_key = expectations.last_of_run(table.keys[len(entries) : num_described])
+    if not entries and awaited_key is None:
+        return NO_MATCH
     return PrefixMatch(
         block_ids=block_ids,
         num_tokens=len(entries) * size,
-        awaited_key=_last_expected(table, expectations, len(entries), num_described),
+        awaited_key=awaited_key,
         entries=tuple(entries),
     )
-
-
-def _last_expected(
-    table: BlockTable, expectations: Expectations, start: int, stop: int
-) -> BlockKey | None:
-    """The key of the last block in the run from `start` on that others compute now."""
-    last: BlockKey | None = None
-    for i in range(start, stop):
-        if table.keys[i] not in expectations:
-            break
-        last = table.keys[i]
-    return last
 
 
 def verify(index: PrefixIndex, table: BlockTable, match: PrefixMatch) -> PrefixEntry | CacheRoot:
@@ -93,8 +81,8 @@ def verify(index: PrefixIndex, table: BlockTable, match: PrefixMatch) -> PrefixE
         raise StaleMatchError(block_ids[-1])
     before: PrefixEntry | CacheRoot = table.root
     for entry, block_id, key in zip(match.entries, block_ids, table.keys, strict=False):
-        if entry.parent != before or entry.block_id != block_id or entry.key != key:
-            raise StaleMatchError(block_id)  # An entry that is not listed any more has no parent.
+        if entry.link != before or entry.block_id != block_id or entry.key != key:
+            raise StaleMatchError(block_id)  # One that is not listed any more has no parent.
         before = entry
     if isinstance(before, PrefixEntry) and not index.lists(before):
         raise StaleMatchError(before.block_id)

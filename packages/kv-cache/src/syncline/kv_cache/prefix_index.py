@@ -10,8 +10,9 @@ on every hit, and the first block published for a content stays canonical (no en
 
 from collections.abc import Callable
 from collections.abc import Sequence as SequenceABC
+from functools import lru_cache
+from struct import Struct, unpack
 from struct import error as struct_error
-from struct import pack, unpack
 from typing import Final, Protocol
 
 from syncline.kv_cache.types import BlockId, BlockKey, CacheRoot
@@ -25,12 +26,17 @@ TOKEN_BYTES: Final = 4
 def pack_tokens(token_ids: SequenceABC[int]) -> bytes:
     """TOKEN_BYTES for each id. Raises ValueError for an id outside [0, 2**32)."""
     try:
-        return pack(f"{len(token_ids)}I", *token_ids)  # Half as long again with array().
+        return _packer(len(token_ids)).pack(*token_ids)  # Half as long again with array().
     except struct_error:
         raise ValueError(
             f"token_ids must be integers between 0 and 2**32 - 1, got {min(token_ids)} to "
             f"{max(token_ids)}"
         ) from None
+
+
+@lru_cache(maxsize=256)
+def _packer(num_tokens: int) -> Struct:
+    return Struct(f"{num_tokens}I")
 
 
 def unpack_tokens(packed: bytes) -> tuple[int, ...]:
@@ -49,10 +55,11 @@ def chain_key(parent: BlockKey, chunk: Chunk) -> BlockKey:
 class PrefixEntry:
     """One published block. `parent` is the entry before it, or the root of the chain.
 
-    None once the entry is forgotten, so that no dead chain is kept.
+    None once the entry is forgotten, so that no dead chain is kept. `link` is the parent as well,
+    but of an unopened run's last entry the run.
     """
 
-    __slots__ = ("_parent", "block_id", "chunk", "key")
+    __slots__ = ("block_id", "chunk", "key", "link")
 
     def __init__(
         self,
@@ -63,23 +70,23 @@ class PrefixEntry:
     ) -> None:
         self.key = key
         self.chunk = chunk
-        self._parent = parent
+        self.link = parent
         self.block_id = block_id
 
     @property
     def parent(self) -> "PrefixEntry | CacheRoot | None":
-        if isinstance(self._parent, UnopenedRun):
-            self._parent.open()
-        assert not isinstance(self._parent, UnopenedRun)
-        return self._parent
+        if isinstance(self.link, UnopenedRun):
+            self.link.open()
+        assert not isinstance(self.link, UnopenedRun)
+        return self.link
 
     @property
     def is_listed(self) -> bool:
-        return self._parent is not None
+        return self.link is not None
 
     def hang_from(self, parent: "PrefixEntry | None") -> None:
         """Its run has been opened, or, with None, it is not listed any more."""
-        self._parent = parent
+        self.link = parent
 
 
 class UnopenedRun:
@@ -166,16 +173,27 @@ class PrefixIndex:
         self._by_key.update(zip(run.keys, entries, strict=True))
         self._by_block.update(zip(run.block_ids, entries, strict=True))
 
-    def find(
-        self, key: BlockKey, chunk: Chunk, parent: PrefixEntry | CacheRoot
-    ) -> PrefixEntry | None:
-        """The entry with this content behind this verified parent, or None."""
-        entry = self._by_key.get(key)
-        if isinstance(entry, UnopenedRun):
-            entry = self._entry_of(key)
-        if entry is None or entry.chunk != chunk or entry.parent != parent:
-            return None
-        return entry
+    def find_run(
+        self,
+        keys: SequenceABC[BlockKey],
+        chunks: SequenceABC[Chunk],
+        parent: PrefixEntry | CacheRoot,
+    ) -> list[PrefixEntry]:
+        """The entries with these contents, one behind the other from `parent` on, up to a miss.
+
+        chunks: one for each key at least.
+        """
+        found: list[PrefixEntry] = []
+        for key, chunk in zip(keys, chunks, strict=False):
+            entry = self._by_key.get(key)
+            if isinstance(entry, UnopenedRun):
+                entry = self._entry_of(key)
+            # By its link: what the index gives out has been opened.
+            if entry is None or entry.chunk != chunk or entry.link != parent:
+                break
+            parent = entry
+            found.append(entry)
+        return found
 
     def publish(
         self, key: BlockKey, chunk: Chunk, parent: PrefixEntry | CacheRoot, block_id: BlockId

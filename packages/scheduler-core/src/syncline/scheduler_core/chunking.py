@@ -5,16 +5,14 @@ positions from `num_issued_tokens` to `target_len`, cut by the budget.
 """
 
 from syncline.scheduler_core.plan import PrefillChunk
-from syncline.scheduler_core.sequence import Sequence
 from syncline.scheduler_core.types import RowId
 
 
-def next_chunk(sequence: Sequence, row: RowId, budget: int) -> PrefillChunk:
-    """Positions [num_issued_tokens, ...) of a prefilling sequence, at most `budget` (at least 1).
+def next_chunk(row: RowId, start: int, target_len: int, budget: int) -> PrefillChunk:
+    """Positions [start, ...) of a prefilling sequence, at most `budget` (at least 1).
 
-    Final if and only if it ends at `target_len` now; a prefilling sequence has no token in flight.
+    start: its `num_issued_tokens`. Final if and only if the chunk ends at `target_len` now; a
+    prefilling sequence has no token in flight.
     """
-    start = sequence.num_issued_tokens
-    target = sequence.target_len
-    stop = min(target, start + budget)
-    return PrefillChunk(row=row, start=start, stop=stop, is_final=stop == target)
+    stop = min(target_len, start + budget)
+    return PrefillChunk(row=row, start=start, stop=stop, is_final=stop == target_len)

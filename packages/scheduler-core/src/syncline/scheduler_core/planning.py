@@ -85,7 +85,7 @@ class Planner:
         if wanted_drafts and batch.rows:
             num_draft_tokens = self._add_drafts(wanted_drafts, window, draft)
         for sequence in self._prefills.in_order(life.prefilling.values()):
-            self._add_chunk(sequence, draft)
+            self._add_chunk(sequence, sequence.target_len, draft)
         self._wake(draft)
         self.waiting_cause = None
         if len(life.waiting):
@@ -211,13 +211,14 @@ class Planner:
         draft.has_preempted = True
         return victim
 
-    def _add_chunk(self, sequence: Sequence, draft: _Draft) -> None:
+    def _add_chunk(self, sequence: Sequence, target_len: int, draft: _Draft) -> None:
         """The next positions of a sequence whose blocks are reserved, as the budget allows."""
         if draft.budget <= 0:
             draft.num_partial += 1
             return
         assert sequence.row is not None
-        chunk = next_chunk(sequence, sequence.row, self._prefills.max_chunk(draft.budget))
+        budget = self._prefills.max_chunk(draft.budget)
+        chunk = next_chunk(sequence.row, sequence.num_issued_tokens, target_len, budget)
         draft.num_partial += not chunk.is_final
         sequence.issue(chunk.stop)
         draft.chunks.append((sequence, chunk))
@@ -301,12 +302,13 @@ class Planner:
         """Give a row and its first chunk to a sequence that has its blocks."""
         life = self._life
         # All of it is computed from here on, chunk by chunk: whoever needs it waits for its end.
-        self._kv.expect(sequence.table, sequence.token_ids, sequence.target_len)
+        target_len = sequence.target_len
+        self._kv.expect(sequence.table, sequence.token_ids, target_len)
         row = life.rows.take()
         life.admit(sequence, row)
         draft.block_copies.extend(reservation.copies)
         draft.joined.append(_join(sequence, row))
-        self._add_chunk(sequence, draft)
+        self._add_chunk(sequence, target_len, draft)
 
     def _move_on(self, step: StepInFlight) -> None:
         """What the plan just made changes for the next one."""

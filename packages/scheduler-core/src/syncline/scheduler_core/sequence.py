@@ -220,7 +220,8 @@ class Sequence:
 
         With tokens still in flight this is the upper end: each may or may not come.
         """
-        return self.num_tokens + self._pending.max_new_tokens(self)
+        num_tokens = self.num_prompt_tokens + len(self.outputs)
+        return num_tokens + self._pending.max_new_tokens(self)
 
     def append(
         self, token_ids: SequenceABC[int], logprobs: SequenceABC[float], version: int

@@ -130,9 +130,11 @@ class Transfers:
 
     def source(self, sequence: Sequence, num_local_tokens: int) -> Source | None:
         """From where to load what is behind the first `num_local_tokens` tokens, if at all."""
+        remote = sequence.request.remote_prefill
+        if remote is None and self._offloader is None:
+            return None
         if num_local_tokens >= sequence.target_len - 1:
             return None  # The one token that is missing is computed in any case.
-        remote = sequence.request.remote_prefill
         is_valid = self._remotes.get(sequence.seq_id) == self._kv.kv_epoch
         if remote is not None and is_valid and num_local_tokens < sequence.num_prompt_tokens:
             return Source(sequence.num_prompt_tokens, remote=remote.transfer)
