@@ -1,13 +1,25 @@
-"""An AITER that is not one, installed for a test and gone after it."""
+"""An AITER that is not one, gone after the test, and recorded vectors of AITER's functions.
 
+The vectors are of all files in the folder that SYNCLINE_GOLDEN_DIR names; without it the tests that
+read them skip.
+"""
+
+import os
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
 from syncline.model_ops_rocm import registry
 from syncline.model_ops_rocm.testing.fake_aiter import FakeAiter, write_distribution
+from syncline.model_ops_rocm.testing.goldens import (
+    GoldenCase,
+    RecordedFile,
+    cases_of,
+    kind_of,
+)
 
 InstallAiter = Callable[..., FakeAiter]
 
@@ -27,3 +39,37 @@ def install_aiter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[I
     registry.LOADED.pop("aiter", None)
     yield install
     registry.LOADED.pop("aiter", None)
+
+
+@pytest.fixture
+def golden_files() -> Iterator[dict[str, RecordedFile]]:
+    """Every recorded file by its name without the suffix."""
+    folder = os.environ.get("SYNCLINE_GOLDEN_DIR")
+    if folder is None:
+        pytest.skip("SYNCLINE_GOLDEN_DIR is not set: no recorded vectors to compare with")
+    safetensors = pytest.importorskip("safetensors", reason="reads the recorded vectors")
+    paths = sorted(Path(folder).glob("*.safetensors"))
+    assert paths, f"no recorded files in {folder}"
+    with ExitStack() as stack:
+        yield {
+            path.stem: stack.enter_context(safetensors.safe_open(str(path), framework="pt"))
+            for path in paths
+        }
+
+
+@pytest.fixture
+def goldens(golden_files: dict[str, RecordedFile]) -> Callable[[str], list[GoldenCase]]:
+    """The recorded cases of a kind, from all files that record it."""
+
+    def read(kind: str) -> list[GoldenCase]:
+        cases = [
+            case
+            for stem, file in golden_files.items()
+            if kind_of(stem, file) == kind
+            for case in cases_of(stem, file)
+        ]
+        if not cases:
+            pytest.skip(f"no recording of {kind} among {', '.join(golden_files)}")
+        return cases
+
+    return read

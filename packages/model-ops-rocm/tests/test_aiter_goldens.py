@@ -4,40 +4,18 @@ NaN codes are compared as NaN: the byte of 0 / 0 depends on the platform. Where 
 255 the codes of its block mean nothing, and padding of shuffled scales is not compared.
 """
 
-import json
-import os
 import re
 from collections.abc import Callable, Mapping
-from pathlib import Path
 
 import pytest
 import torch
 
 from syncline.model_ops_rocm.reference import aiter_compat as compat
+from syncline.model_ops_rocm.testing.goldens import GoldenCase, flag, number, numbers
 
-E4M3FN, E4M3FNUZ = torch.float8_e4m3fn, torch.float8_e4m3fnuz
-DTYPES = {"e4m3fn": E4M3FN, "e4m3fnuz": E4M3FNUZ, "i8": torch.int8}
 Tensors = Mapping[str, torch.Tensor]
 Outputs = dict[str, torch.Tensor]
-
-
-def cases_of(name: str) -> dict[str, Outputs]:
-    """The cases of one recorded file, tensors in their own dtype but packed fp4 and e8m0 raw."""
-    folder = os.environ.get("SYNCLINE_GOLDEN_DIR")
-    if folder is None:
-        pytest.skip("SYNCLINE_GOLDEN_DIR is not set: no recorded vectors to compare with")
-    safetensors = pytest.importorskip("safetensors", reason="reads the recorded vectors")
-    cases: dict[str, Outputs] = {}
-    with safetensors.safe_open(str(Path(folder) / f"{name}.safetensors"), framework="pt") as file:
-        for case in json.loads(file.metadata()["cases"]):
-            tensors = cases.setdefault(case["case"], {})
-            for key, about in case["tensors"].items():
-                tensor = file.get_tensor(f"{case['case']}.{key}")
-                if about["dtype"].startswith("float8_e4m3"):
-                    tensor = tensor.view(getattr(torch, about["dtype"]))
-                tensors[key] = tensor
-    assert cases, name
-    return cases
+Goldens = Callable[[str], list[GoldenCase]]
 
 
 def same(got: torch.Tensor, wanted: torch.Tensor) -> bool:
@@ -51,106 +29,108 @@ def same(got: torch.Tensor, wanted: torch.Tensor) -> bool:
     return bool(equal.all())
 
 
-def dtype_in(case: str) -> torch.dtype:
-    return DTYPES[next(part for part in case.split("_") if part in DTYPES)]
+def raw(tensor: torch.Tensor) -> torch.Tensor:
+    """Packed fp4 and e8m0 as bytes, which is how the compatible functions have them."""
+    as_bytes = (torch.float4_e2m1fn_x2, torch.float8_e8m0fnu)
+    return tensor.view(torch.uint8) if tensor.dtype in as_bytes else tensor
 
 
-def per_token(case: str, t: Tensors) -> Outputs:
-    dtype_max = 7.0 if "dtypeMax7" in case else None
+def per_token(case: GoldenCase, t: Tensors) -> Outputs:
+    limit = number(case.args, "dtypeMax", 0)
     codes, scale = compat.pertoken_quant(
-        t["x"], dtype_in(case), scale=t.get("scale_in"), dtype_max=dtype_max
+        t["x"],
+        case.outputs["y"].dtype,
+        scale=t.get("scale_in"),
+        dtype_max=float(limit) if limit else None,
     )
     return {"y": codes, "scale": scale}
 
 
-def per_tensor(case: str, t: Tensors) -> Outputs:
-    codes, scale = compat.per_tensor_quant(t["x"], dtype_in(case), scale=t.get("scale_in"))
+def per_tensor(case: GoldenCase, t: Tensors) -> Outputs:
+    dtype = case.outputs["y"].dtype
+    codes, scale = compat.per_tensor_quant(t["x"], dtype, scale=t.get("scale_in"))
     return {"y": codes, "scale": scale}
 
 
-def per_1x128(case: str, t: Tensors) -> Outputs:
-    codes, scale = compat.per_1x128_quant(t["x"], dtype_in(case))
+def per_1x128(case: GoldenCase, t: Tensors) -> Outputs:
+    codes, scale = compat.per_1x128_quant(t["x"], case.outputs["y"].dtype)
     return {"y": codes, "scale": scale}
 
 
-def per_128x128(case: str, t: Tensors) -> Outputs:
-    quantise = (
-        compat.weight_per_128x128_quant
-        if case.startswith("aiter")
-        else compat.atom_per_128x128_quant
-    )
-    codes, scale = quantise(t["x"], dtype_in(case))
+def per_128x128(case: GoldenCase, t: Tensors) -> Outputs:
+    is_atom = "quantize_weight_to_fp8_128x128_blockscale" in case.args
+    quantise = compat.atom_per_128x128_quant if is_atom else compat.weight_per_128x128_quant
+    codes, scale = quantise(t["x"], case.outputs["y"].dtype)
     return {"y": codes, "scale": scale}
 
 
-def mxfp4(case: str, t: Tensors) -> Outputs:
-    mode = re.search(r"mode(\d)", case)
+def mxfp4(case: GoldenCase, t: Tensors) -> Outputs:
     codes, scale = compat.per_1x32_f4_quant(
         t["x"],
-        mode=int(mode[1]) if mode else 1,
-        shuffle="shuffle" in case,
-        pack_dim=0 if "packdim0" in case else -1,
+        mode=number(case.args, "round_mode", 1),
+        shuffle=flag(case.args, "shuffle"),
+        pack_dim=0 if "pack_dim=0" in case.args else -1,
     )
-    if case == "bf16_mode2_edge":
-        # The block with the NaN scale: its codes are not specified.
-        unspecified = (t["scale"] == 255).repeat_interleave(16, dim=-1)
-        assert int(unspecified.sum()) == 16
-        codes = torch.where(unspecified, t["y"], codes)
+    if not flag(case.args, "shuffle") and "pack_dim=0" not in case.args:
+        # A block with the NaN scale: its codes are not specified.
+        unspecified = (raw(case.outputs["scale"]) == 255).repeat_interleave(16, dim=-1)
+        unspecified = unspecified.view(codes.shape)
+        codes = torch.where(unspecified, raw(case.outputs["y"]), codes)
     return {"y": codes, "scale": scale}
 
 
-def mxfp8(case: str, t: Tensors) -> Outputs:
-    dtype = E4M3FNUZ if case.startswith("gfx942") else E4M3FN
-    codes, scale = compat.per_1x32_f8_quant(t["x"], dtype, e8m0=case.endswith("e8m0"))
+def mxfp8(case: GoldenCase, t: Tensors) -> Outputs:
+    e8m0 = case.outputs["scale"].dtype == torch.float8_e8m0fnu
+    codes, scale = compat.per_1x32_f8_quant(t["x"], case.outputs["y"].dtype, e8m0=e8m0)
     return {"y": codes, "scale": scale}
 
 
-def int4(case: str, t: Tensors) -> Outputs:
+def int4(case: GoldenCase, t: Tensors) -> Outputs:
     codes, scale = compat.per_1x32_i4_quant(t["x"])
     return {"y": codes, "scale": scale}
 
 
-def primitives(case: str, t: Tensors) -> Outputs:
-    if case.startswith("floatx"):
-        exponent_bits, mantissa_bits = int(case[-3]), int(case[-1])
-        return {"y": compat.f32_to_floatx(t["x"], exponent_bits, mantissa_bits)}
-    functions: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
-        "mxfp4_to_f32_all": compat.mxfp4_to_f32,
-        "e8m0_to_f32_all": compat.e8m0_to_f32,
-        "f32_to_mxfp4_edges": compat.f32_to_mxfp4,
-    }
-    y = functions.get(case, compat.f32_to_mxfp4)(t["x"])
-    if case == "e8m0_to_f32_all":
-        assert torch.equal(y.view(torch.int32), t["y"].view(torch.int32))
-    return {"y": y}
+def primitives(case: GoldenCase, t: Tensors) -> Outputs:
+    """The function's own name begins the text of the arguments."""
+    floatx = re.match(r"_f32_to_floatx_unpacked\(x, (\d), (\d)\)", case.args)
+    if floatx is not None:
+        return {"y": compat.f32_to_floatx(t["x"], int(floatx[1]), int(floatx[2]))}
+    if case.args.startswith("e8m0_to_f32"):
+        y = compat.e8m0_to_f32(t["x"])
+        # Its NaN has the bits that AITER writes.
+        assert torch.equal(y.view(torch.int32), case.outputs["y"].view(torch.int32))
+        return {"y": y}
+    decodes = case.args.startswith("mxfp4_to_f32")
+    return {"y": compat.mxfp4_to_f32(t["x"]) if decodes else compat.f32_to_mxfp4(t["x"])}
 
 
-MODES = {"RoundDown": 0, "RoundUp": 1, "Even": 2, "Ceil": 3}
-KINDS = {"FP4_E2M1": 0, "FP8_E4M3": 1, "FP8_E4M3_FNUZ": 2}
-
-
-def e8m0_modes(case: str, t: Tensors) -> Outputs:
-    head, _, tail = case.partition("_")
-    mode, kind = (int(case[-1]), 0) if head == "nonfinite" else (MODES[head], KINDS[tail])
+def e8m0_modes(case: GoldenCase, t: Tensors) -> Outputs:
+    mode, kind = number(case.args, "mode"), number(case.args, "dtype")
     return {"e8m0": compat.f32_to_mx_e8m0_scale(t["amax"], mode, kind)}
 
 
-def atom(case: str, t: Tensors) -> Outputs:
-    if case == "normalize_e8m0_scale":
-        codes = torch.zeros(1).to(E4M3FN)
-        return {"w_scale_out": compat.atom_normalize_e4m3fn_to_e4m3fnuz(codes, t["w_scale"])[1]}
-    if case.startswith("normalize"):
-        codes, scale = compat.atom_normalize_e4m3fn_to_e4m3fnuz(t["w"], t["w_scale"])
-        return {"w_out": codes, "w_scale_out": scale, "in_scale_out": t["in_scale"] * 2}
-    if case.startswith("requant"):
+def atom(case: GoldenCase, t: Tensors) -> Outputs:
+    if "max_scale" in case.outputs:
         codes, scale = compat.atom_requantize_with_max_scale(
-            t["w"], t["w_scale"], (4, 4), normalize=case != "requant_fn"
+            t["w"],
+            t["w_scale"],
+            numbers(case.args, "logical_widths"),
+            normalize=case.outputs["w_out"].dtype != t["w"].dtype,
         )
         return {"w_out": codes, "max_scale": scale}
-    return {"y": compat.atom_dequant_mxfp8(t["x"], t["s"].view(torch.uint8))}
+    if "w_scale_out" not in case.outputs:
+        return {"y": compat.atom_dequant_mxfp8(t["x"], t["s"])}
+    codes = t["w"] if "w" in t else torch.zeros(1).to(torch.float8_e4m3fn)
+    codes, scale = compat.atom_normalize_e4m3fn_to_e4m3fnuz(codes, t["w_scale"])
+    outputs = {"w_scale_out": scale}
+    if "w" in t:
+        outputs["w_out"] = codes
+    if "in_scale" in t:
+        outputs["in_scale_out"] = t["in_scale"] * 2
+    return outputs
 
 
-FILES: dict[str, Callable[[str, Tensors], Outputs]] = {
+KINDS: dict[str, Callable[[GoldenCase, Tensors], Outputs]] = {
     "quant_per_token": per_token,
     "quant_per_tensor": per_tensor,
     "quant_per_1x128": per_1x128,
@@ -162,18 +142,17 @@ FILES: dict[str, Callable[[str, Tensors], Outputs]] = {
     "mx_e8m0_scale_modes": e8m0_modes,
     "atom_fp8_fixups": atom,
 }
-INPUTS = {"x", "amax", "w", "s", "w_scale", "in_scale", "scale_in"}
 
 
 @pytest.mark.golden
-@pytest.mark.parametrize("file", FILES)
-def test_every_case_of_the_file_is_reproduced(file: str) -> None:
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_case_of_the_function_is_reproduced(goldens: Goldens, kind: str) -> None:
     failed = []
-    for case, tensors in cases_of(file).items():
-        inputs = {key: value.clone() for key, value in tensors.items()}
-        got = FILES[file](case, inputs)
-        assert got.keys() == tensors.keys() - INPUTS, case
+    for case in goldens(kind):
+        inputs = {key: raw(value).clone() for key, value in case.inputs.items()}
+        got = KINDS[kind](case, inputs)
+        assert got.keys() == case.outputs.keys(), str(case)
         # The inputs that were given are as they were: none of these functions writes in place.
-        assert all(same(inputs[key], tensors[key]) for key in tensors)
-        failed += [(case, key) for key in got if not same(got[key], tensors[key])]
+        assert all(same(inputs[key], raw(value)) for key, value in case.inputs.items())
+        failed += [(str(case), key) for key in got if not same(got[key], raw(case.outputs[key]))]
     assert not failed

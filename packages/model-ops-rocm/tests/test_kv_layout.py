@@ -1,9 +1,6 @@
 """KV layouts: the address of each slot by hand, sizes, conversions, and tokens there and back."""
 
-import json
-import os
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 import torch
@@ -21,6 +18,7 @@ from syncline.model_ops_rocm.kv import (
 )
 from syncline.model_ops_rocm.quant import FP8_MAX, per_token_fp8_encode
 from syncline.model_ops_rocm.testing.bits import flat_bits, random_bits
+from syncline.model_ops_rocm.testing.goldens import GoldenCase, flag
 
 NUM_HEADS, HEAD_DIM = 2, 32
 FP8 = torch.float8_e4m3fn
@@ -355,26 +353,15 @@ def test_a_write_that_does_not_fit_is_refused_with_nothing_written() -> None:
 
 
 @pytest.mark.golden
-def test_pools_equal_what_aiter_recorded() -> None:
-    folder = os.environ.get("SYNCLINE_GOLDEN_DIR")
-    if folder is None:
-        pytest.skip("SYNCLINE_GOLDEN_DIR is not set: no recorded vectors to compare with")
-    safetensors = pytest.importorskip("safetensors", reason="reads the recorded vectors")
-    path = Path(folder) / "kv_cache_layout.safetensors"
-    with safetensors.safe_open(str(path), framework="pt") as file:
-        cases = json.loads(file.metadata()["cases"])
-        assert cases
-        for case in cases:
-            recorded = {
-                name: file.get_tensor(f"{case['case']}.{name}").view(getattr(torch, facts["dtype"]))
-                for name, facts in case["tensors"].items()
-            }
-            check_golden(case["case"], recorded)
+def test_pools_equal_what_aiter_recorded(goldens: Callable[[str], list[GoldenCase]]) -> None:
+    for case in goldens("kv_cache_layout"):
+        check_golden(case)
 
 
-def check_golden(case: str, recorded: dict[str, torch.Tensor]) -> None:
-    shuffled = case.endswith("asm1")
-    k, v = recorded["key"][0], recorded["value"][0]
+def check_golden(case: GoldenCase) -> None:
+    recorded = case.tensors
+    shuffled = flag(case.args, "asm_layout")
+    k, v = (recorded[name].flatten(0, 1) for name in ("key", "value"))
     num_blocks, num_kv_heads, _, block_size, _ = recorded["k_cache"].shape
     pool = KVPool(
         layout=KVLayout(
@@ -394,7 +381,7 @@ def check_golden(case: str, recorded: dict[str, torch.Tensor]) -> None:
     write_tokens(pool, tensors, k, v, recorded["slot_mapping"])
     for name, tensor in tensors.items():
         golden = recorded[name if name.endswith("scale") else f"{name}_cache"]
-        assert golden.numel() == tensor.numel(), (case, name)
+        assert golden.numel() == tensor.numel(), (str(case), name)
         if name in ("k", "v"):
-            assert tensor.shape == golden.shape, (case, name)
-        assert torch.equal(flat_bits(tensor), flat_bits(golden)), (case, name)
+            assert tensor.shape == golden.shape, (str(case), name)
+        assert torch.equal(flat_bits(tensor), flat_bits(golden)), (str(case), name)

@@ -8,9 +8,8 @@ of those maps are kept beside the tests, so that the maps are compared without t
 import hashlib
 import json
 import operator
-import os
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
@@ -26,32 +25,15 @@ from syncline.model_ops_rocm.layouts import (
     int4_scale_pairs,
 )
 from syncline.model_ops_rocm.testing.aiter_layouts import (
-    RECORDED_LAYOUT_FILES,
+    RECORDED_LAYOUTS,
     RecordedLayout,
     recorded_layout,
 )
+from syncline.model_ops_rocm.testing.goldens import GoldenCase, RecordedFile, kind_of
 
 DIGESTS = json.loads((Path(__file__).parent / "layout_digests.json").read_text())
 
-Tensors = Mapping[str, torch.Tensor]
-
-
-def cases_of(file_name: str) -> Iterator[tuple[str, Tensors]]:
-    """Each case of a recorded file: its name, its tensors in the types they were recorded from."""
-    folder = os.environ.get("SYNCLINE_GOLDEN_DIR")
-    if folder is None:
-        pytest.skip("SYNCLINE_GOLDEN_DIR is not set: no recorded vectors to compare with")
-    safetensors = pytest.importorskip("safetensors", reason="reads the recorded vectors")
-    path = Path(folder) / f"{file_name}.safetensors"
-    with safetensors.safe_open(str(path), framework="pt") as file:
-        cases = json.loads(file.metadata()["cases"])
-        assert cases
-        for case in cases:
-            tensors = {}
-            for name, facts in case["tensors"].items():
-                tensor = file.get_tensor(f"{case['case']}.{name}")
-                tensors[name] = tensor.view(getattr(torch, facts["dtype"]))
-            yield case["case"], tensors
+Goldens = Callable[[str], list[GoldenCase]]
 
 
 def bits(tensor: torch.Tensor) -> torch.Tensor:
@@ -84,24 +66,31 @@ def digest(index: torch.Tensor) -> str:
     return hashlib.sha256(struct.pack(f"<{len(numbers)}i", *numbers)).hexdigest()[:16]
 
 
+def layout_of(kind: str, case: GoldenCase) -> RecordedLayout:
+    x = case.inputs["x"]
+    return recorded_layout(kind, case.args, x.shape, x.dtype)
+
+
 @pytest.mark.golden
-@pytest.mark.parametrize("file_name", RECORDED_LAYOUT_FILES)
-def test_every_recorded_case_is_one_of_the_layouts(file_name: str) -> None:
-    for case, tensors in cases_of(file_name):
-        how = recorded_layout(file_name, case)
-        x, y = tensors["x"], tensors["y"]
+@pytest.mark.parametrize("kind", RECORDED_LAYOUTS)
+def test_every_recorded_case_is_one_of_the_layouts(goldens: Goldens, kind: str) -> None:
+    for case in goldens(kind):
+        how = layout_of(kind, case)
+        x, y = case.inputs["x"], case.outputs["y"]
         if how.layout is None:
-            assert torch.equal(bits(x), bits(y)), case
+            assert torch.equal(bits(x), bits(stored_view(y, how))), str(case)
             continue
         logical, recorded = logical_view(x, how), stored_view(y, how)
         stored = how.layout.apply(logical)
-        assert stored.numel() == y.numel(), case
-        assert torch.equal(bits(stored), bits(recorded)), case
+        assert stored.numel() == y.numel(), str(case)
+        assert torch.equal(bits(stored), bits(recorded)), str(case)
         back = how.layout.inverse(recorded.reshape(stored.shape), shape=logical.shape)
-        assert torch.equal(bits(back), bits(logical)), case
-        if "src_index" in tensors:
-            index = stored_view(tensors["src_index"], how).reshape(-1).long()
-            assert torch.equal(positions(how.layout, how, x), index), case
+        assert torch.equal(bits(back), bits(logical)), str(case)
+        if "unshuffled" in case.outputs:
+            assert torch.equal(bits(case.outputs["unshuffled"]), bits(x)), str(case)
+        if "src_index" in case.outputs:
+            index = stored_view(case.outputs["src_index"], how).reshape(-1).long()
+            assert torch.equal(positions(how.layout, how, x), index), str(case)
             check_addresses(how.layout, logical.shape, x.dtype)
 
 
@@ -115,50 +104,54 @@ def check_addresses(layout: PermutedLayout, shape: tuple[int, ...], dtype: torch
             assert layout.address(shape, dtype, index) == address
 
 
-@pytest.mark.parametrize("file_name", sorted(DIGESTS))
-def test_the_maps_have_the_digests_of_the_recorded_ones(file_name: str) -> None:
-    for case, (shape, dtype, wanted) in DIGESTS[file_name].items():
-        how = recorded_layout(file_name, case)
-        assert how.layout is not None
+@pytest.mark.parametrize("kind", sorted(DIGESTS))
+def test_the_maps_have_the_digests_of_the_recorded_ones(kind: str) -> None:
+    for case, (args, shape, dtype, wanted) in DIGESTS[kind].items():
         x = torch.empty(shape, dtype=getattr(torch, dtype))
+        how = recorded_layout(kind, args, x.shape, x.dtype)
+        assert how.layout is not None
         assert digest(positions(how.layout, how, x)) == wanted, case
 
 
 @pytest.mark.golden
-def test_the_digests_are_those_of_the_recorded_maps() -> None:
-    for file_name in sorted(DIGESTS):
-        recorded = {
-            case: [
-                list(tensors["x"].shape),
-                str(tensors["x"].dtype).removeprefix("torch."),
-                digest(
-                    stored_view(tensors["src_index"], recorded_layout(file_name, case)).flatten()
-                ),
-            ]
-            for case, tensors in cases_of(file_name)
-            if "src_index" in tensors and recorded_layout(file_name, case).layout is not None
-        }
-        for case in recorded.keys() & DIGESTS[file_name].keys():
-            assert recorded[case] == DIGESTS[file_name][case], case
+@pytest.mark.parametrize("kind", sorted(DIGESTS))
+def test_the_digests_are_those_of_the_recorded_maps(goldens: Goldens, kind: str) -> None:
+    for case in goldens(kind):
         # Another recording of the same functions may have other cases.
-        assert recorded, file_name
+        if "src_index" not in case.outputs or case.name not in DIGESTS[kind]:
+            continue
+        x, index = case.inputs["x"], case.outputs["src_index"]
+        stored = stored_view(index, layout_of(kind, case)).flatten()
+        dtype = str(x.dtype).removeprefix("torch.")
+        wanted = [case.args, list(x.shape), dtype, digest(stored)]
+        assert wanted == DIGESTS[kind][case.name], str(case)
 
 
 @pytest.mark.golden
-def test_int4_packings() -> None:
+def test_int4_packings(goldens: Goldens) -> None:
     packed_by = {
         "packed": INT4_HALVES,
         "u32": INT4_SEQUENTIAL,
         "u32_rearranged": INT4_EVENS_FIRST,
     }
-    seen = set()
-    for case, tensors in cases_of("shuffle_weight_int4"):
-        for name in packed_by.keys() & tensors.keys():
-            packed = packed_by[name].pack(tensors["y"])
-            assert torch.equal(bits(packed), bits(tensors[name])), case
-            assert torch.equal(packed_by[name].unpack(packed), tensors["y"]), case
-            seen.add(name)
-    assert seen == packed_by.keys()
+    packed_cases = [
+        case for case in goldens("shuffle_weight_int4") if packed_by.keys() & case.outputs.keys()
+    ]
+    if not packed_cases:
+        pytest.skip("no case of the recording is packed")
+    for case in packed_cases:
+        y = case.outputs["y"]
+        for name in packed_by.keys() & case.outputs.keys():
+            packed = packed_by[name].pack(y)
+            assert torch.equal(bits(packed), bits(case.outputs[name])), str(case)
+            assert torch.equal(packed_by[name].unpack(packed), y), str(case)
+
+
+@pytest.mark.golden
+def test_every_file_of_the_folder_records_a_function_that_is_tested(
+    golden_files: Mapping[str, RecordedFile],
+) -> None:
+    assert [stem for stem, file in golden_files.items() if kind_of(stem, file) is None] == []
 
 
 def test_scales_that_aiter_passes_through_are_refused_by_the_scale_layouts() -> None:

@@ -1,12 +1,15 @@
-"""Which of our layouts each recorded case of AITER's layout functions is; knows no tensor.
+"""Which of our layouts each recorded call of AITER's layout functions is; computes nothing.
 
-Unit: a case of a recorded file, by name. The names say what was called: `gui1` is is_guinterleave,
-`gateup1` gate_up, `E2` two experts in flattened rows, `pf32_kw8` the tile of a Triton kernel.
+Unit: one recorded call, by the text of its arguments and by what its input is: nothing depends on
+the name of a case. An argument that the text leaves out has AITER's default.
 """
 
 from collections.abc import Callable, Mapping
+from collections.abc import Sequence as SequenceABC
 from dataclasses import dataclass
 from typing import Final
+
+import torch
 
 from syncline.model_ops_rocm.layouts import (
     PermutedLayout,
@@ -23,11 +26,12 @@ from syncline.model_ops_rocm.layouts import (
     scale_tiles,
     shuffle_nk,
 )
+from syncline.model_ops_rocm.testing.goldens import flag, number, numbers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordedLayout:
-    """How to read a case: its input becomes the logical tensor as the fields say."""
+    """How to read a call: its input becomes the logical tensor as the fields say."""
 
     layout: PermutedLayout | None  # None: AITER returns its input
     num_experts: int | None = None  # of a 2D input that has the experts' rows flattened
@@ -36,130 +40,140 @@ class RecordedLayout:
     single_column: bool = False  # the input has rows of one element
 
 
-def recorded_layout(file_name: str, case: str) -> RecordedLayout:
-    """KeyError for a file that records no layout."""
-    return _FILES[file_name](case)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Call:
+    args: str
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+    def flag(self, name: str) -> bool:
+        return flag(self.args, name)
+
+    def number(self, name: str, default: int | None = None) -> int:
+        return number(self.args, name, default)
+
+    def experts(self) -> int | None:
+        """Of an input whose experts' rows are flattened; one without the argument is what it is."""
+        return self.number("experts_cnt") if "experts_cnt=" in self.args else None
 
 
-def _flag(case: str, name: str) -> bool:
-    return f"{name}1" in case
+def recorded_layout(
+    kind: str, args: str, shape: SequenceABC[int], dtype: torch.dtype
+) -> RecordedLayout:
+    """KeyError for a kind that records no layout. `shape` and `dtype` are the input's."""
+    return _KINDS[kind](_Call(args=args, shape=tuple(shape), dtype=dtype))
 
 
-def _number(case: str, name: str) -> int:
-    """The number after the last `name`, e.g. 64 of `pad64`."""
-    digits = case.rsplit(name, 1)[1].split("_")[0]
-    return int(digits)
-
-
-def _num_dims(case: str) -> int:
-    """Of the input, whose shape ends the name."""
-    return case.rsplit("_", 1)[1].count("x") + 1
-
-
-def _plain(case: str) -> RecordedLayout:
-    return RecordedLayout(layout=byte_tile_shuffle())
-
-
-def _tiles(case: str) -> RecordedLayout:
-    rows, k_chunk = (int(number) for number in case.split("_")[1:3])
-    return RecordedLayout(layout=byte_tile_shuffle(rows=rows, k_chunk=k_chunk))
-
-
-def _int4(case: str) -> RecordedLayout:
-    return RecordedLayout(layout=byte_tile_shuffle(int4_container=case.startswith("use_int4")))
-
-
-def _pad_k(case: str) -> RecordedLayout:
-    return RecordedLayout(layout=byte_tile_shuffle(pad_k_to=_number(case, "pad")))
-
-
-def _gate_up(case: str) -> RecordedLayout:
-    lanes = _number(case, "nlane") if "nlane" in case else 16
-    return RecordedLayout(layout=gate_up_shuffle(gate_up=_flag(case, "gateup"), lanes=lanes))
-
-
-def _moe_weight(case: str) -> RecordedLayout:
-    interleaved, gate_up = _flag(case, "gui"), _flag(case, "gateup")
-    if case.startswith("interleave_gate_up_rows"):
-        return RecordedLayout(layout=gate_up_rows(), single_column=_num_dims(case) == 2)
-    if case.startswith("gfx1250"):
-        layout = gate_up_rows_shuffle() if interleaved and gate_up else byte_tile_shuffle()
-    else:
-        layout = gate_up_shuffle(gate_up=gate_up) if interleaved else byte_tile_shuffle()
+def _byte_tiles(call: _Call) -> RecordedLayout:
+    """shuffle_weight without an interleave."""
+    rows, k_chunk = numbers(call.args, "layout", (16, 16))
+    layout = byte_tile_shuffle(
+        rows=rows,
+        k_chunk=k_chunk,
+        pad_k_to=call.number("pad_k_to", 1),
+        int4_container=call.flag("use_int4"),
+    )
     return RecordedLayout(layout=layout)
 
 
-def _gfx1250_weight(case: str) -> RecordedLayout:
-    if case.startswith("shuffle_mxfp8fp4_a"):
+def _gate_up(call: _Call) -> RecordedLayout:
+    lanes, k_pack = numbers(call.args, "layout", (16, 16))
+    lanes = call.number("NLane", lanes)
+    layout = gate_up_shuffle(gate_up=call.flag("gate_up"), lanes=lanes, k_pack=k_pack)
+    return RecordedLayout(layout=layout)
+
+
+def _moe_weight(call: _Call) -> RecordedLayout:
+    if "interleave_gate_up_rows" in call.args:
+        return RecordedLayout(layout=gate_up_rows(), single_column=len(call.shape) == 2)
+    if not call.flag("is_guinterleave"):
+        return _byte_tiles(call)
+    if "gfx1250" not in call.args:
+        return _gate_up(call)
+    layout = gate_up_rows_shuffle() if call.flag("gate_up") else byte_tile_shuffle()
+    return RecordedLayout(layout=layout)
+
+
+def _gfx1250_weight(call: _Call) -> RecordedLayout:
+    if "moe_weight_decode_view(" in call.args:
+        return RecordedLayout(layout=None, gives_transposed=True)
+    if "shuffle_mxfp8fp4_a(" in call.args:
         return RecordedLayout(layout=gfx1250_tiles(rows=2, columns=128, merged=False))
-    if case.startswith("shuffle_"):
+    if "shuffle_mxfp8fp4_b(" in call.args or "shuffle_weight_f4(" in call.args:
         return RecordedLayout(layout=gfx1250_tiles(merged=False))
-    transposed = _num_dims(case) == 3
+    transposed = len(call.shape) == 3
     # The Triton function gives its result the shape of its input.
-    gives = transposed and not case.startswith("triton")
+    gives = transposed and "triton" not in call.args
     return RecordedLayout(layout=gfx1250_tiles(), transposed=transposed, gives_transposed=gives)
 
 
-def _nk(case: str) -> RecordedLayout:
-    _, inst_n, inst_k = case.split("_")[:3]
-    return RecordedLayout(layout=shuffle_nk(inst_n=int(inst_n), inst_k=int(inst_k)))
+def _nk(call: _Call) -> RecordedLayout:
+    layout = shuffle_nk(
+        inst_n=call.number("inst_N"),
+        inst_k=call.number("inst_K"),
+        int4_container=call.flag("use_int4"),
+    )
+    return RecordedLayout(layout=layout)
 
 
-def _e8m0(case: str) -> RecordedLayout:
-    return RecordedLayout(layout=None if case.startswith("f32") else e8m0_shuffle())
-
-
-def _e8m0_gate_up(case: str) -> RecordedLayout:
-    layout = e8m0_gate_up_shuffle(gate_up=_flag(case, "gateup"))
-    return RecordedLayout(layout=layout, num_experts=_number(case, "_E"))
-
-
-def _n32k4(case: str) -> RecordedLayout:
-    both = _flag(case, "gui") and _flag(case, "gateup")
-    layout = n32k4_gate_up() if both else scale_tiles(merged=True)
-    return RecordedLayout(layout=layout, num_experts=_number(case, "_E") if "_E" in case else None)
-
-
-def _moe_scale(case: str) -> RecordedLayout:
-    if case.startswith("gfx1250"):
-        return _n32k4(case)
-    return _e8m0_gate_up(case) if _flag(case, "gui") else RecordedLayout(layout=e8m0_shuffle())
-
-
-def _gfx1250_scale(case: str) -> RecordedLayout:
-    if case.startswith("mxfp8fp4"):
-        return RecordedLayout(layout=scale_tiles(pad_rows=True))
-    return RecordedLayout(layout=scale_tiles(columns=8 if "intype8" in case else 4))
-
-
-def _int4_scale(case: str) -> RecordedLayout:
-    return RecordedLayout(layout=None if case.startswith("f32") else int4_scale_pairs())
-
-
-def _triton_scale(case: str) -> RecordedLayout:
-    kind, where = case.split("_")[:2]
-    if kind == "batched":
-        # Without a width, a tile is as wide as the scale.
-        columns = int(case.rsplit("x", 1)[1]) if where == "kwNone" else _number(case, "kw")
-        return RecordedLayout(layout=batched_scale_tiles(columns=columns))
-    transposed = kind == "moe"
-    if where == "gfx942":
+def _e8m0(call: _Call) -> RecordedLayout:
+    """shuffle_scale, which returns what is no byte."""
+    if call.dtype.itemsize != 1:
         return RecordedLayout(layout=None)
-    if where == "gfx950":
+    if call.flag("is_guinterleave"):
+        return _e8m0_gate_up(call)
+    return RecordedLayout(layout=e8m0_shuffle())
+
+
+def _e8m0_gate_up(call: _Call) -> RecordedLayout:
+    layout = e8m0_gate_up_shuffle(gate_up=call.flag("gate_up"))
+    return RecordedLayout(layout=layout, num_experts=call.experts())
+
+
+def _n32k4(call: _Call) -> RecordedLayout:
+    both = call.flag("is_guinterleave") and call.flag("gate_up")
+    layout = n32k4_gate_up() if both else scale_tiles(merged=True)
+    num_experts = call.experts() if len(call.shape) == 2 else None
+    return RecordedLayout(layout=layout, num_experts=num_experts)
+
+
+def _moe_scale(call: _Call) -> RecordedLayout:
+    return _n32k4(call) if "gfx1250" in call.args else _e8m0(call)
+
+
+def _gfx1250_scale(call: _Call) -> RecordedLayout:
+    if "shuffle_mxfp8fp4_scale(" in call.args:
+        return RecordedLayout(layout=scale_tiles(pad_rows=True))
+    return RecordedLayout(layout=scale_tiles(columns=8 if call.number("intype") == 8 else 4))
+
+
+def _int4_scale(call: _Call) -> RecordedLayout:
+    return RecordedLayout(layout=int4_scale_pairs() if call.dtype.itemsize == 2 else None)
+
+
+def _triton_scale(call: _Call) -> RecordedLayout:
+    if "shuffle_scale_batched(" in call.args:
+        # Without a width, a tile is as wide as the scale.
+        columns = call.number("scale_k_width", call.shape[-1])
+        return RecordedLayout(layout=batched_scale_tiles(columns=columns))
+    transposed = "shuffle_scale_moe(" in call.args
+    if "gfx942" in call.args:
+        return RecordedLayout(layout=None)
+    if "gfx950" in call.args:
         layout = e8m0_shuffle(padded=False, merged=True)
     elif transposed:
         layout = scale_tiles(merged=True)
     else:
-        rows, columns = _number(case, "pf"), _number(case, "kw")
+        rows, columns = call.number("preshuffle_factor", 16), call.number("scale_kwidth", 4)
         layout = scale_tiles(rows=rows, columns=columns, merged=True)
     return RecordedLayout(layout=layout, transposed=transposed, gives_transposed=transposed)
 
 
-_FILES: Final[Mapping[str, Callable[[str], RecordedLayout]]] = {
-    "shuffle_weight_plain": _plain,
-    "shuffle_weight_layouts": _tiles,
-    "shuffle_weight_int4": _int4,
-    "shuffle_weight_pad_k": _pad_k,
+_KINDS: Final[Mapping[str, Callable[[_Call], RecordedLayout]]] = {
+    "shuffle_weight_plain": _byte_tiles,
+    "shuffle_weight_layouts": _byte_tiles,
+    "shuffle_weight_int4": _byte_tiles,
+    "shuffle_weight_pad_k": _byte_tiles,
     "shuffle_weight_guinterleave": _gate_up,
     "moe_shuffle_weight": _moe_weight,
     "shuffle_weight_gfx1250": _gfx1250_weight,
@@ -172,4 +186,4 @@ _FILES: Final[Mapping[str, Callable[[str], RecordedLayout]]] = {
     "shuffle_scale_int4": _int4_scale,
     "triton_shuffle_scale": _triton_scale,
 }
-RECORDED_LAYOUT_FILES: Final = tuple(_FILES)
+RECORDED_LAYOUTS: Final = tuple(_KINDS)
