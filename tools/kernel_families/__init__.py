@@ -4,13 +4,14 @@ from collections.abc import Mapping
 from types import ModuleType
 from typing import Final
 
-from kernel_families import decoding, elementwise, kv
+from kernel_families import decoding, elementwise, fused, kv
 from kernel_families.base import Launch, Rules
 from syncline.model_ops_rocm.triton.configs import CONFIGS
 
 FAMILIES: Final[Mapping[str, ModuleType]] = {
     "decoding": decoding,
     "elementwise": elementwise,
+    "fused": fused,
     "kv": kv,
 }
 

@@ -35,19 +35,20 @@ def check_rms_norm(
     *,
     residual_TH: torch.Tensor | None,
     out: torch.Tensor | None,
+    op: str = RMS_NORM,
 ) -> None:
-    require_float(RMS_NORM, "x", x_TH)
+    require_float(op, "x", x_TH)
     if x_TH.ndim == 0:
-        refuse(RMS_NORM, "x", "have a last dimension to normalise", "a scalar")
-    require_shape(RMS_NORM, "weight", weight_H, x_TH.shape[-1:])
-    require_dtype(RMS_NORM, "weight", weight_H, x_TH.dtype)
+        refuse(op, "x", "have a last dimension to normalise", "a scalar")
+    require_shape(op, "weight", weight_H, x_TH.shape[-1:])
+    require_dtype(op, "weight", weight_H, x_TH.dtype)
     if not eps > 0.0:
-        refuse(RMS_NORM, "eps", "be positive", eps)
+        refuse(op, "eps", "be positive", eps)
     if out is not None:
-        require_out(RMS_NORM, out, x_TH.shape, x_TH.dtype)
+        require_out(op, out, x_TH.shape, x_TH.dtype)
     if residual_TH is not None:
-        require_shape(RMS_NORM, "residual", residual_TH, x_TH.shape)
-        require_dtype(RMS_NORM, "residual", residual_TH, x_TH.dtype)
+        require_shape(op, "residual", residual_TH, x_TH.shape)
+        require_dtype(op, "residual", residual_TH, x_TH.dtype)
 
 
 def check_rotary_embedding(
@@ -57,31 +58,35 @@ def check_rotary_embedding(
     positions_T: torch.Tensor,
     *,
     out: tuple[torch.Tensor, torch.Tensor] | None,
+    op: str = ROTARY,
 ) -> None:
-    require_float(ROTARY, "q", q_TNH)
-    require_ndim(ROTARY, "q", q_TNH, 3)
-    require_dtype(ROTARY, "k", k_TKH, q_TNH.dtype)
+    require_float(op, "q", q_TNH)
+    require_ndim(op, "q", q_TNH, 3)
+    require_dtype(op, "k", k_TKH, q_TNH.dtype)
     num_tokens, _, head_dim = q_TNH.shape
     if k_TKH.ndim != 3 or k_TKH.shape[0] != num_tokens or k_TKH.shape[2] != head_dim:
-        refuse(ROTARY, "k", f"have shape [{num_tokens}, K, {head_dim}]", list(k_TKH.shape))
-    if cos_sin_cache.ndim != 2 or cos_sin_cache.shape[1] != head_dim or head_dim % 2 != 0:
-        limit = f"have shape [P, head_dim] with the even head_dim {head_dim}"
-        refuse(ROTARY, "cos_sin_cache", limit, list(cos_sin_cache.shape))
-    require_float(ROTARY, "cos_sin_cache", cos_sin_cache)
-    require_index(ROTARY, "positions", positions_T, num_tokens)
+        refuse(op, "k", f"have shape [{num_tokens}, K, {head_dim}]", list(k_TKH.shape))
+    width = cos_sin_cache.shape[1] if cos_sin_cache.ndim == 2 else 0
+    if not 2 <= width <= head_dim or width % 2 != 0:
+        limit = f"have shape [P, D_rot] with an even D_rot from 2 to head_dim {head_dim}"
+        refuse(op, "cos_sin_cache", limit, list(cos_sin_cache.shape))
+    require_float(op, "cos_sin_cache", cos_sin_cache)
+    require_index(op, "positions", positions_T, num_tokens)
     if out is not None:
-        require_out(ROTARY, out[0], q_TNH.shape, q_TNH.dtype)
-        require_out(ROTARY, out[1], k_TKH.shape, k_TKH.dtype)
+        require_out(op, out[0], q_TNH.shape, q_TNH.dtype)
+        require_out(op, out[1], k_TKH.shape, k_TKH.dtype)
 
 
-def check_silu_and_mul(x_T2I: torch.Tensor, *, out: torch.Tensor | None) -> tuple[int, ...]:
+def check_silu_and_mul(
+    x_T2I: torch.Tensor, *, out: torch.Tensor | None, op: str = SILU_AND_MUL
+) -> tuple[int, ...]:
     """Returns the shape of the result."""
-    require_float(SILU_AND_MUL, "x", x_T2I)
+    require_float(op, "x", x_T2I)
     if x_T2I.ndim == 0 or x_T2I.shape[-1] % 2 != 0:
-        refuse(SILU_AND_MUL, "x", "have an even last dimension", list(x_T2I.shape))
+        refuse(op, "x", "have an even last dimension", list(x_T2I.shape))
     shape = (*x_T2I.shape[:-1], x_T2I.shape[-1] // 2)
     if out is not None:
-        require_out(SILU_AND_MUL, out, shape, x_T2I.dtype)
+        require_out(op, out, shape, x_T2I.dtype)
     return shape
 
 

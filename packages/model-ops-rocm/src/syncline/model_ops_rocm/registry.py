@@ -23,9 +23,13 @@ from syncline.model_ops_rocm.contracts import (
     KVWrite,
     Linear,
     PagedAttention,
+    QKNormRopeKVWrite,
+    QuantiseActivation,
     RMSNorm,
+    RMSNormQuant,
     RotaryEmbedding,
     SiluAndMul,
+    SiluAndMulQuant,
 )
 from syncline.model_ops_rocm.errors import BackendUnavailableError, NoImplementationError
 from syncline.model_ops_rocm.reference.backend import BACKEND as TORCH
@@ -42,6 +46,10 @@ OPS: Final[dict[str, type]] = {
     "kv_copy_blocks": KVCopyBlocks,
     "paged_attention": PagedAttention,
     "advance": Advance,
+    "quantise_activation": QuantiseActivation,
+    "rms_norm_quant": RMSNormQuant,
+    "silu_and_mul_quant": SiluAndMulQuant,
+    "qk_norm_rope_kv_write": QKNormRopeKVWrite,
 }
 BACKENDS: Final[dict[str, Backend]] = {backend.name: backend for backend in (TORCH, TRITON, AITER)}
 # What each backend that was selected has loaded.
@@ -99,6 +107,22 @@ def select(
 def select(
     op: Literal["advance"], *, backend: str = ..., arch: str = ..., dtype: torch.dtype
 ) -> Advance: ...
+@overload
+def select(
+    op: Literal["quantise_activation"], *, backend: str = ..., arch: str = ..., dtype: torch.dtype
+) -> QuantiseActivation: ...
+@overload
+def select(
+    op: Literal["rms_norm_quant"], *, backend: str = ..., arch: str = ..., dtype: torch.dtype
+) -> RMSNormQuant: ...
+@overload
+def select(
+    op: Literal["silu_and_mul_quant"], *, backend: str = ..., arch: str = ..., dtype: torch.dtype
+) -> SiluAndMulQuant: ...
+@overload
+def select(
+    op: Literal["qk_norm_rope_kv_write"], *, backend: str = ..., arch: str = ..., dtype: torch.dtype
+) -> QKNormRopeKVWrite: ...
 @overload
 def select(op: str, *, backend: str = ..., arch: str = ..., dtype: torch.dtype) -> object: ...
 def select(op: str, *, backend: str = "torch", arch: str = "cpu", dtype: torch.dtype) -> object:

@@ -30,9 +30,16 @@ from syncline.model_ops_rocm.contracts.dense import (
     Embedding,
     GatherRows,
     Linear,
+    NormStyle,
     RMSNorm,
     RotaryEmbedding,
     SiluAndMul,
+)
+from syncline.model_ops_rocm.contracts.fused import (
+    QKNormRopeKVWrite,
+    QuantiseActivation,
+    RMSNormQuant,
+    SiluAndMulQuant,
 )
 
 __all__ = [
@@ -46,8 +53,13 @@ __all__ = [
     "KVCopyBlocks",
     "KVWrite",
     "Linear",
+    "NormStyle",
     "PagedAttention",
+    "QKNormRopeKVWrite",
+    "QuantiseActivation",
     "RMSNorm",
+    "RMSNormQuant",
     "RotaryEmbedding",
     "SiluAndMul",
+    "SiluAndMulQuant",
 ]

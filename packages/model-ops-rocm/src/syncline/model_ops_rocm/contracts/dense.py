@@ -1,5 +1,6 @@
 """Contracts of the ops between attention layers; knows no backend. Legend: package docstring."""
 
+from enum import StrEnum
 from typing import Protocol
 
 import torch
@@ -7,30 +8,41 @@ import torch
 from syncline.model_ops_rocm.layouts.base import WeightLayout
 
 
+class NormStyle(StrEnum):
+    """How a normalised value n, which is float32, meets its weight w; models differ in it."""
+
+    ROUND_THEN_WEIGHT = "round_then_weight"  # round(round(n) * w): Llama, Qwen3
+    WEIGHT_THEN_ROUND = "weight_then_round"  # round(n * w): OLMo 2
+    ONE_PLUS_WEIGHT_THEN_ROUND = "one_plus_weight_then_round"  # round(n * (1 + w)): Gemma
+
+
 class RMSNorm(Protocol):
     """x / sqrt(mean(x^2) + eps) * weight over the last dimension."""
 
-    def __call__(
+    def __call__(  # noqa: PLR0913 - what a model may ask for, by keyword
         self,
         x_TH: torch.Tensor,
         weight_H: torch.Tensor,
         eps: float,
         *,
         residual_TH: torch.Tensor | None = None,
+        style: NormStyle = NormStyle.ROUND_THEN_WEIGHT,
+        batch_invariant: bool = False,
         out: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Normalise x [..., H] with weight [H], so qk-norm is the same op on [T, N, D].
 
         With `residual_TH` (x's shape), x + residual, rounded to their dtype, is written back into
         it, and that rounded sum is what is normalised.
-        Rounding, as in transformers' Qwen3: float32 inside, the normalised value rounded to
-        x's dtype, then multiplied by weight in that dtype. eps > 0, dimensionless.
+        Rounding: float32 inside, one rounding to x's dtype where `style` says, and one of the
+        product if that comes after it. eps > 0, dimensionless.
+        `batch_invariant`: a row's bits do not depend on how many rows share the call.
         """
         ...
 
 
 class RotaryEmbedding(Protocol):
-    """Rotary position embedding, neox style: the first half of a head pairs with the second."""
+    """Rotary position embedding of a head's first D_rot dimensions; the rest is copied."""
 
     def __call__(
         self,
@@ -39,14 +51,17 @@ class RotaryEmbedding(Protocol):
         cos_sin_cache: torch.Tensor,
         positions_T: torch.Tensor,
         *,
+        is_interleaved: bool = False,
         out: tuple[torch.Tensor, torch.Tensor] | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """(q, k), each rotated by the angle of its token's absolute position; new, or `out`.
 
-        `cos_sin_cache` [P, D]: cos of the D/2 angles, then their sin, any floating dtype of those
-        above; it is rounded to q's dtype first, and products and sums are in that dtype, as in
-        transformers' Qwen3. `positions_T` int64 or int32 [T], tokens, 0 <= position < P; one
-        outside is a ValueError where the device can tell (the CPU does), else the token is NaN.
+        Dimension i < D_rot/2 pairs with i + D_rot/2 (neox), or 2i with 2i + 1 if `is_interleaved`
+        (GPT-J). `cos_sin_cache` [P, D_rot], D_rot even and at most D: cos of the D_rot/2 angles,
+        then their sin, any floating dtype of those above; it is rounded to q's dtype first, and
+        products and sums are in that dtype, as in transformers' Qwen3. `positions_T` int64 or int32
+        [T], tokens, 0 <= position < P; one outside is a ValueError where the device can tell (the
+        CPU does), else the rotated part of the token is NaN.
         """
         ...
 

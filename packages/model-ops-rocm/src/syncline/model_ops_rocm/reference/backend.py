@@ -14,6 +14,12 @@ from syncline.model_ops_rocm.checks import FLOAT_DTYPES
 from syncline.model_ops_rocm.reference.activation import silu_and_mul
 from syncline.model_ops_rocm.reference.advance import advance
 from syncline.model_ops_rocm.reference.attention import TorchPagedAttention
+from syncline.model_ops_rocm.reference.fused import (
+    qk_norm_rope_kv_write,
+    quantise_activation,
+    rms_norm_quant,
+    silu_and_mul_quant,
+)
 from syncline.model_ops_rocm.reference.kv import TorchKVCopyBlocks, kv_write
 from syncline.model_ops_rocm.reference.linear import linear
 from syncline.model_ops_rocm.reference.norm import rms_norm
@@ -31,6 +37,10 @@ _IMPLEMENTATIONS: Final[Mapping[str, object]] = {
     "kv_copy_blocks": TorchKVCopyBlocks(),
     "paged_attention": TorchPagedAttention(),
     "advance": advance,
+    "quantise_activation": quantise_activation,
+    "rms_norm_quant": rms_norm_quant,
+    "silu_and_mul_quant": silu_and_mul_quant,
+    "qk_norm_rope_kv_write": qk_norm_rope_kv_write,
 }
 
 

@@ -29,6 +29,11 @@ class Maker:
         wide[..., : shape[-1]] = drawn.to(self.device)
         return wide[..., : shape[-1]]
 
+    def eighths(self, *shape: int, pad: int = 0) -> torch.Tensor:
+        """As `randn`: multiples of 1/8 within +-4, whose squares sum exactly in any order."""
+        wide = self.randn(*shape, pad=pad)
+        return wide.mul_(8).round_().div_(8).clamp_(-4, 4)
+
     def nan(self, *shape: int) -> torch.Tensor:
         return torch.full(shape, float("nan"), dtype=self.dtype, device=self.device)
 
@@ -76,17 +81,28 @@ def assert_parity(
     """Both calls give results within the tolerance, and leave the same bytes in every argument."""
     ours, theirs = case.build(Maker(dtype, device)), case.build(Maker(dtype))
     got, expected = implementation(**ours), reference(**theirs)
-    rtol, atol = tolerance
     for one, other in zip(results_of(got), results_of(expected), strict=True):
-        torch.testing.assert_close(one.cpu(), other, rtol=rtol, atol=atol, equal_nan=True)
+        _assert_close(one, other, tolerance)
     for name in ours:
         if name == "workspace":
             continue
-        exact = (0.0, 0.0) if name != "out" else (rtol, atol)
+        allowed = (0.0, 0.0) if name != "out" else tolerance
         for one, other in zip(buffers_of(ours[name]), buffers_of(theirs[name]), strict=True):
-            torch.testing.assert_close(
-                *(one.cpu(), other), rtol=exact[0], atol=exact[1], equal_nan=True
-            )
+            _assert_close(one, other, allowed)
+
+
+def _assert_close(
+    got: torch.Tensor, expected: torch.Tensor, tolerance: tuple[float, float]
+) -> None:
+    """Codes of a byte are compared as bytes, or as numbers where a tolerance is allowed."""
+    got = got.cpu()
+    if got.is_floating_point() and got.itemsize == 1:
+        assert got.dtype is expected.dtype
+        is_exact = tolerance == (0.0, 0.0)
+        got, expected = (
+            one.view(torch.uint8) if is_exact else one.float() for one in (got, expected)
+        )
+    torch.testing.assert_close(got, expected, rtol=tolerance[0], atol=tolerance[1], equal_nan=True)
 
 
 def results_of(value: object) -> tuple[torch.Tensor, ...]:

@@ -44,6 +44,10 @@ _OPS: Final[Mapping[str, _Op]] = {
     "kv_write": _Op("kv", "kv_write"),
     "kv_copy_blocks": _Op("kv", "KV_COPY_BLOCKS"),
     "advance": _Op("advance", "advance"),
+    "quantise_activation": _Op("quantise", "quantise_activation"),
+    "rms_norm_quant": _Op("norm", "rms_norm_quant"),
+    "silu_and_mul_quant": _Op("activation", "silu_and_mul_quant"),
+    "qk_norm_rope_kv_write": _Op("heads", "qk_norm_rope_kv_write"),
 }
 
 

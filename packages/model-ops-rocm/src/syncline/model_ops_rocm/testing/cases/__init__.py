@@ -11,12 +11,12 @@ from typing import Final
 
 import torch
 
-from syncline.model_ops_rocm.testing.cases import decoding, dense, kv
+from syncline.model_ops_rocm.testing.cases import decoding, dense, fused, kv
 from syncline.model_ops_rocm.testing.parity import Case
 
-CASES: Final[tuple[Case, ...]] = (*dense.CASES, *kv.CASES, *decoding.CASES)
+CASES: Final[tuple[Case, ...]] = (*dense.CASES, *kv.CASES, *decoding.CASES, *fused.CASES)
 TOLERANCES: Final[Mapping[tuple[str, torch.dtype], tuple[float, float]]] = MappingProxyType(
-    {**dense.TOLERANCES}
+    {**dense.TOLERANCES, **fused.TOLERANCES}
 )
 
 

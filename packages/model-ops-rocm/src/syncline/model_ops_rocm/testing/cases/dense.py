@@ -6,6 +6,7 @@ from typing import Final
 
 import torch
 
+from syncline.model_ops_rocm.contracts import NormStyle
 from syncline.model_ops_rocm.testing.parity import Arguments, Case, Maker
 
 TOLERANCES: Final[Mapping[tuple[str, torch.dtype], tuple[float, float]]] = MappingProxyType(
@@ -18,6 +19,22 @@ TOLERANCES: Final[Mapping[tuple[str, torch.dtype], tuple[float, float]]] = Mappi
         ("silu_and_mul", torch.bfloat16): (2**-6, 1e-6),
     }
 )
+
+
+def _styled(style: NormStyle, *shape: int, invariant: bool = False) -> Case:
+    def build(make: Maker) -> Arguments:
+        return {
+            "x_TH": make.randn(*shape),
+            "weight_H": make.randn(shape[-1]),
+            "eps": 1e-5,
+            "style": style,
+            "batch_invariant": invariant,
+            "residual_TH": make.randn(*shape),
+            "out": make.nan(*shape),
+        }
+
+    label = "x".join(map(str, shape)) + f"-{style}" + ("-invariant" if invariant else "")
+    return Case(op="rms_norm", label=label, build=build)
 
 
 def _norm(*shape: int, pad: int = 0, residual: bool = False, out: bool = False) -> Case:
@@ -50,6 +67,20 @@ def _swiglu(*shape: int, pad: int = 0, scale: float = 1.0) -> Case:
 
     label = "x".join(map(str, shape)) + (f"+{pad}" if pad else "")
     return Case(op="silu_and_mul", label=label if scale == 1 else f"{label}-large", build=build)
+
+
+def _partial_rotary(width: int, head_dim: int, *, is_interleaved: bool) -> Case:
+    def build(make: Maker) -> Arguments:
+        return {
+            "q_TNH": make.randn(5, 3, head_dim, pad=4),
+            "k_TKH": make.randn(5, 2, head_dim),
+            "cos_sin_cache": make.angles(50, width),
+            "positions_T": make.distinct(5, 50, torch.int32),
+            "is_interleaved": is_interleaved,
+        }
+
+    kind = "interleaved" if is_interleaved else "neox"
+    return Case(op="rotary_embedding", label=f"{width}-of-{head_dim}-{kind}", build=build)
 
 
 def _rotary(num_tokens: int, heads: tuple[int, int], head_dim: int, *, out: bool = False) -> Case:
@@ -107,6 +138,9 @@ CASES: Final[tuple[Case, ...]] = (
     _norm(9, 5, pad=3),
     Case(op="rms_norm", label="heads-of-a-fused-row", build=_norm_of_heads),
     Case(op="rms_norm", label="transposed", build=_norm_transposed),
+    _styled(NormStyle.WEIGHT_THEN_ROUND, 3, 257),
+    _styled(NormStyle.ONE_PLUS_WEIGHT_THEN_ROUND, 2, 3, 96),
+    _styled(NormStyle.ROUND_THEN_WEIGHT, 5, 640, invariant=True),
     _swiglu(0, 64),
     _swiglu(1, 2),
     _swiglu(5, 2 * 333, pad=7),
@@ -118,6 +152,10 @@ CASES: Final[tuple[Case, ...]] = (
     _rotary(3, (5, 3), 64, out=True),
     _rotary(9, (4, 2), 24),
     _rotary(2, (9, 1), 256),
+    _partial_rotary(16, 64, is_interleaved=False),
+    _partial_rotary(10, 24, is_interleaved=False),
+    _partial_rotary(64, 64, is_interleaved=True),
+    _partial_rotary(16, 24, is_interleaved=True),
     _embedding(0, 8),
     _embedding(7, 33),
     _embedding(5, 1_030),

@@ -17,16 +17,18 @@ from syncline.model_ops_rocm.triton.configs.base import (
     ConfigKey,
     Row,
 )
-from syncline.model_ops_rocm.triton.targets import LaunchConfig
+from syncline.model_ops_rocm.triton.targets import SUPPORTED_ARCHS, LaunchConfig
 
 MAX_NORM_WIDTH: Final = 32_768
 
 
-def _rows(op: str, arch: str, narrow: Buckets, wide: Buckets) -> Iterator[Row]:
+def rows_of_table(
+    op: str, arch: str, narrow: Buckets, wide: Buckets, *, kind: str = ""
+) -> Iterator[Row]:
     """`narrow` for the 2-byte dtypes, `wide` for float32."""
-    for dtype in HALF_DTYPES:
-        yield from ((ConfigKey(op, arch, dtype, up_to), config) for up_to, config in narrow.items())
-    yield from ((ConfigKey(op, arch, torch.float32, up), config) for up, config in wide.items())
+    for dtype in (*HALF_DTYPES, torch.float32):
+        for up_to, config in (wide if dtype is torch.float32 else narrow).items():
+            yield ConfigKey(op, arch, dtype, up_to, kind), config
 
 
 def _norm(num_warps: int, block_rows: int) -> LaunchConfig:
@@ -49,22 +51,29 @@ _NORM_WIDEST: Final = {MAX_NORM_WIDTH: _norm(16, 1)}
 _GATHER: Final = ("gather_rows", "embedding")
 
 
+def norm_rows(op: str, arch: str) -> Iterator[Row]:
+    """Of an op that normalises whole rows: one sum, in one order, for all of them."""
+    norm = (_NORM_NVIDIA if arch == "sm_90" else _NORM_AMD) | _NORM_WIDEST
+    yield from rows_of_table(op, arch, norm, norm)
+
+
+def heads_rows(op: str, arch: str) -> Iterator[Row]:
+    """Of an op on some heads of a token."""
+    if arch == "sm_90":
+        narrow, wide = {64: _heads(1, 8), 256: _heads(1, 4)}, {256: _heads(1, 2)}
+    else:
+        narrow, wide = {64: _heads(1, 16), 256: _heads(1, 8)}, {256: _heads(1, 4)}
+    yield from rows_of_table(op, arch, narrow, wide)
+
+
 def table() -> Iterator[Row]:
     """Every row."""
-    for arch in ("gfx942", "gfx950"):
-        norm = _NORM_AMD | _NORM_WIDEST
-        yield from _rows("rms_norm", arch, norm, norm)
+    for arch in SUPPORTED_ARCHS:
+        yield from norm_rows("rms_norm", arch)
+        per_warp = 256 if arch == "sm_90" else 512
         for op in ("silu_and_mul", "kv_copy_blocks", *_GATHER):
-            narrow = {1_024: _flat(1, 512), ANY_WIDTH: _flat(4, 2_048)}
-            wide = {1_024: _flat(1, 256), ANY_WIDTH: _flat(4, 1_024)}
-            yield from _rows(op, arch, narrow, wide)
+            narrow = {1_024: _flat(1, per_warp), ANY_WIDTH: _flat(4, 4 * per_warp)}
+            wide = {1_024: _flat(1, per_warp // 2), ANY_WIDTH: _flat(4, 2 * per_warp)}
+            yield from rows_of_table(op, arch, narrow, wide)
         for op in ("rotary_embedding", "kv_write"):
-            yield from _rows(op, arch, {64: _heads(1, 16), 256: _heads(1, 8)}, {256: _heads(1, 4)})
-    norm = _NORM_NVIDIA | _NORM_WIDEST
-    yield from _rows("rms_norm", "sm_90", norm, norm)
-    for op in ("silu_and_mul", "kv_copy_blocks", *_GATHER):
-        narrow = {1_024: _flat(1, 256), ANY_WIDTH: _flat(4, 1_024)}
-        wide = {1_024: _flat(1, 128), ANY_WIDTH: _flat(4, 512)}
-        yield from _rows(op, "sm_90", narrow, wide)
-    for op in ("rotary_embedding", "kv_write"):
-        yield from _rows(op, "sm_90", {64: _heads(1, 8), 256: _heads(1, 4)}, {256: _heads(1, 2)})
+            yield from heads_rows(op, arch)

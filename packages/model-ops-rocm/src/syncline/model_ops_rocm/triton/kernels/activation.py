@@ -1,7 +1,20 @@
-"""SwiGLU's activation; knows nothing of the projections around it."""
+"""SwiGLU's activation, also with codes for a result; knows nothing of the projections around it."""
 
 import triton
 import triton.language as tl
+
+from syncline.model_ops_rocm.triton.kernels.quantise import encoded_tile
+
+
+@triton.jit
+def _activated(x_ptr, gate_at, up_at, mask):
+    """silu(gate) * up in x's dtype; zero where the mask is not."""
+    gate = tl.load(x_ptr + gate_at, mask=mask, other=0.0).to(tl.float32)
+    up = tl.load(x_ptr + up_at, mask=mask, other=0.0).to(tl.float32)
+    dtype: tl.constexpr = x_ptr.dtype.element_ty
+    # Rounded before the product; exp overflows to inf for a very negative gate, and gate / inf = 0.
+    silu = tl.div_rn(gate, 1.0 + tl.exp(-gate)).to(dtype).to(tl.float32)
+    return (silu * up).to(dtype)
 
 
 @triton.jit
@@ -23,10 +36,69 @@ def silu_and_mul_kernel(
     mask = columns < WIDTH
     outer, inner = row // INNER, row % INNER
     x_row = x_ptr + outer * x_outer + inner * x_inner
-    gate = tl.load(x_row + columns * x_last, mask=mask, other=0.0).to(tl.float32)
-    up = tl.load(x_row + (columns + WIDTH) * x_last, mask=mask, other=0.0).to(tl.float32)
-    dtype = out_ptr.dtype.element_ty
-    # Rounded before the product; exp overflows to inf for a very negative gate, and gate / inf = 0.
-    activated = tl.div_rn(gate, 1.0 + tl.exp(-gate)).to(dtype).to(tl.float32)
+    product = _activated(x_row, columns * x_last, (columns + WIDTH) * x_last, mask)
     out_row = out_ptr + outer * out_outer + inner * out_inner
-    tl.store(out_row + columns * out_last, (activated * up).to(dtype), mask=mask)
+    tl.store(out_row + columns * out_last, product, mask=mask)
+
+
+@triton.jit(do_not_specialize=["num_rows"])
+def silu_and_mul_quant_kernel(
+    x_ptr,
+    codes_ptr,
+    scales_ptr,
+    nonfinite_ptr,
+    num_rows,
+    x_outer,
+    x_inner,
+    x_last,
+    codes_outer,
+    codes_inner,
+    codes_last,
+    scales_outer,
+    scales_inner,
+    scales_last,
+    INNER: tl.constexpr,
+    WIDTH: tl.constexpr,
+    GROUP: tl.constexpr,  # columns that share a scale, or one piece of a row
+    HAS_FLAG: tl.constexpr,
+    CODE: tl.constexpr,
+    CLAMP: tl.constexpr,
+    POWER: tl.constexpr,
+    MANTISSA: tl.constexpr,
+    E8M0_MODE: tl.constexpr,
+    ZERO_IS_ONE: tl.constexpr,
+    IS_GIVEN: tl.constexpr,
+    NATIVE: tl.constexpr,
+    BLOCK_ELEMENTS: tl.constexpr,  # of one program, unless one group has more
+    BLOCK_WIDTH: tl.constexpr,  # at least GROUP
+):
+    BLOCK_GROUPS: tl.constexpr = max(BLOCK_ELEMENTS // BLOCK_WIDTH, 1)
+    NUM_GROUPS: tl.constexpr = (WIDTH + GROUP - 1) // GROUP
+    number = tl.program_id(0).to(tl.int64) * BLOCK_GROUPS + tl.arange(0, BLOCK_GROUPS)
+    row, group = number // NUM_GROUPS, number % NUM_GROUPS
+    outer, inner = row // INNER, row % INNER
+    within = tl.arange(0, BLOCK_WIDTH)
+    columns = (group * GROUP)[:, None] + within[None, :]
+    mask = (row < num_rows)[:, None] & (columns < WIDTH) & (within < GROUP)[None, :]
+    x_row = (outer * x_outer + inner * x_inner)[:, None]
+    product = _activated(x_ptr, x_row + columns * x_last, x_row + (columns + WIDTH) * x_last, mask)
+    codes, scales, is_bad = encoded_tile(
+        product.to(tl.float32),
+        scales_ptr,
+        CODE,
+        CLAMP,
+        POWER,
+        MANTISSA,
+        E8M0_MODE,
+        ZERO_IS_ONE,
+        IS_GIVEN,
+        NATIVE,
+    )
+    codes_at = (outer * codes_outer + inner * codes_inner)[:, None] + columns * codes_last
+    tl.store(codes_ptr + codes_at, codes, mask=mask)
+    if not IS_GIVEN:
+        scales_at = outer * scales_outer + inner * scales_inner + group * scales_last
+        tl.store(scales_ptr + scales_at, scales, mask=row < num_rows)
+    if HAS_FLAG:
+        is_bad = tl.where(row < num_rows, is_bad, 0)
+        tl.store(nonfinite_ptr + tl.zeros_like(is_bad), is_bad, mask=is_bad != 0)

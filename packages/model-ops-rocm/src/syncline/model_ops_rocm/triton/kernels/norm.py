@@ -1,10 +1,57 @@
-"""RMSNorm with an optional residual; knows rows and their strides, no model.
+"""RMSNorm with an optional residual, and with codes for a result; knows rows, no model.
 
-Source: arXiv:1910.07467, rounded as transformers' Qwen3RMSNorm does.
+Source: arXiv:1910.07467, rounded by default as transformers' Qwen3RMSNorm does.
 """
 
 import triton
 import triton.language as tl
+
+from syncline.model_ops_rocm.triton.kernels.quantise import encoded_tile
+
+
+@triton.jit
+def inverse_rms(x, eps, WIDTH: tl.constexpr):
+    """Of float32 rows [R, W], zero beyond WIDTH: [R]."""
+    mean = tl.div_rn(tl.sum(x * x, axis=1), 1.0 * WIDTH)
+    return tl.div_rn(1.0, tl.sqrt_rn(mean + eps))
+
+
+@triton.jit
+def weighted(x, inverse, weight, DTYPE: tl.constexpr, STYLE: tl.constexpr):
+    """The normalised x, in DTYPE; STYLE is a `NormStyle`."""
+    normed = x * inverse
+    if STYLE == "round_then_weight":
+        normed = normed.to(DTYPE).to(tl.float32)
+    elif STYLE == "one_plus_weight_then_round":
+        weight = weight + 1.0
+    return (normed * weight).to(DTYPE)
+
+
+@triton.jit
+def _normed_tile(
+    x_ptr,
+    weight_ptr,
+    residual_ptr,
+    eps,
+    x_at,
+    residual_at,
+    weight_at,
+    mask,
+    weight_mask,
+    WIDTH: tl.constexpr,
+    HAS_RESIDUAL: tl.constexpr,
+    STYLE: tl.constexpr,
+):
+    x = tl.load(x_ptr + x_at, mask=mask, other=0.0).to(tl.float32)
+    weight = tl.load(weight_ptr + weight_at, mask=weight_mask, other=0.0)
+    dtype: tl.constexpr = x_ptr.dtype.element_ty
+    if HAS_RESIDUAL:
+        residual = tl.load(residual_ptr + residual_at, mask=mask, other=0.0).to(tl.float32)
+        total = (residual + x).to(dtype)
+        tl.store(residual_ptr + residual_at, total, mask=mask)
+        x = total.to(tl.float32)
+    inverse = inverse_rms(x, eps, WIDTH)
+    return weighted(x, inverse[:, None], weight.to(tl.float32)[None, :], dtype, STYLE)
 
 
 @triton.jit(do_not_specialize=["num_rows", "eps"])
@@ -28,6 +75,7 @@ def rms_norm_kernel(
     INNER: tl.constexpr,  # rows per outer index: heads of a token, or 1
     WIDTH: tl.constexpr,
     HAS_RESIDUAL: tl.constexpr,
+    STYLE: tl.constexpr,
     BLOCK_ROWS: tl.constexpr,
     BLOCK_WIDTH: tl.constexpr,
 ):
@@ -36,20 +84,107 @@ def rms_norm_kernel(
     columns = tl.arange(0, BLOCK_WIDTH)
     mask = (rows < num_rows)[:, None] & (columns < WIDTH)[None, :]
     outer, inner = rows // INNER, rows % INNER
-    x_at = (outer * x_outer + inner * x_inner)[:, None] + (columns * x_last)[None, :]
-    x = tl.load(x_ptr + x_at, mask=mask, other=0.0).to(tl.float32)
-    dtype = out_ptr.dtype.element_ty
-    if HAS_RESIDUAL:
-        residual_at = (outer * residual_outer + inner * residual_inner)[:, None]
-        residual_at += (columns * residual_last)[None, :]
-        residual = tl.load(residual_ptr + residual_at, mask=mask, other=0.0).to(tl.float32)
-        total = (residual + x).to(dtype)
-        tl.store(residual_ptr + residual_at, total, mask=mask)
-        x = total.to(tl.float32)
-    mean = tl.div_rn(tl.sum(x * x, axis=1), 1.0 * WIDTH)
-    inverse = tl.div_rn(1.0, tl.sqrt_rn(mean + eps))
-    normed = (x * inverse[:, None]).to(dtype).to(tl.float32)
-    weight = tl.load(weight_ptr + columns * weight_stride, mask=columns < WIDTH, other=0.0)
-    result = (normed * weight.to(tl.float32)[None, :]).to(dtype)
+    result = _normed_tile(
+        x_ptr,
+        weight_ptr,
+        residual_ptr,
+        eps,
+        (outer * x_outer + inner * x_inner)[:, None] + (columns * x_last)[None, :],
+        (outer * residual_outer + inner * residual_inner)[:, None]
+        + (columns * residual_last)[None, :],
+        columns * weight_stride,
+        mask,
+        columns < WIDTH,
+        WIDTH,
+        HAS_RESIDUAL,
+        STYLE,
+    )
     out_at = (outer * out_outer + inner * out_inner)[:, None] + (columns * out_last)[None, :]
     tl.store(out_ptr + out_at, result, mask=mask)
+
+
+@triton.jit(do_not_specialize=["num_rows", "eps"])
+def rms_norm_quant_kernel(
+    x_ptr,
+    weight_ptr,
+    residual_ptr,
+    codes_ptr,
+    scales_ptr,
+    nonfinite_ptr,
+    num_rows,
+    eps,
+    x_outer,
+    x_inner,
+    x_last,
+    residual_outer,
+    residual_inner,
+    residual_last,
+    codes_outer,
+    codes_inner,
+    codes_last,
+    scales_outer,
+    scales_inner,
+    scales_last,
+    weight_stride,
+    INNER: tl.constexpr,
+    WIDTH: tl.constexpr,
+    HAS_RESIDUAL: tl.constexpr,
+    STYLE: tl.constexpr,
+    GROUP: tl.constexpr,  # columns that share a scale: at most BLOCK_WIDTH, a power of two
+    HAS_FLAG: tl.constexpr,
+    CODE: tl.constexpr,
+    CLAMP: tl.constexpr,
+    POWER: tl.constexpr,
+    MANTISSA: tl.constexpr,
+    E8M0_MODE: tl.constexpr,
+    ZERO_IS_ONE: tl.constexpr,
+    IS_GIVEN: tl.constexpr,
+    NATIVE: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr,
+    BLOCK_WIDTH: tl.constexpr,
+):
+    rows = tl.program_id(0).to(tl.int64) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
+    columns = tl.arange(0, BLOCK_WIDTH)
+    mask = (rows < num_rows)[:, None] & (columns < WIDTH)[None, :]
+    outer, inner = rows // INNER, rows % INNER
+    result = _normed_tile(
+        x_ptr,
+        weight_ptr,
+        residual_ptr,
+        eps,
+        (outer * x_outer + inner * x_inner)[:, None] + (columns * x_last)[None, :],
+        (outer * residual_outer + inner * residual_inner)[:, None]
+        + (columns * residual_last)[None, :],
+        columns * weight_stride,
+        mask,
+        columns < WIDTH,
+        WIDTH,
+        HAS_RESIDUAL,
+        STYLE,
+    )
+    NUM_GROUPS: tl.constexpr = BLOCK_WIDTH // GROUP
+    codes, scales, is_bad = encoded_tile(
+        tl.reshape(result.to(tl.float32), (BLOCK_ROWS * NUM_GROUPS, GROUP)),
+        scales_ptr,
+        CODE,
+        CLAMP,
+        POWER,
+        MANTISSA,
+        E8M0_MODE,
+        ZERO_IS_ONE,
+        IS_GIVEN,
+        NATIVE,
+    )
+    codes_at = (outer * codes_outer + inner * codes_inner)[:, None]
+    codes_at += (columns * codes_last)[None, :]
+    tl.store(codes_ptr + codes_at, tl.reshape(codes, (BLOCK_ROWS, BLOCK_WIDTH)), mask=mask)
+    groups = tl.arange(0, NUM_GROUPS)
+    is_group = (rows < num_rows)[:, None] & (groups * GROUP < WIDTH)[None, :]
+    if not IS_GIVEN:
+        scales_at = (outer * scales_outer + inner * scales_inner)[:, None]
+        scales_at += (groups * scales_last)[None, :]
+        scales = tl.reshape(scales, (BLOCK_ROWS, NUM_GROUPS))
+        tl.store(scales_ptr + scales_at, scales, mask=is_group)
+    if HAS_FLAG:
+        is_bad = tl.where(is_group, tl.reshape(is_bad, (BLOCK_ROWS, NUM_GROUPS)), 0)
+        tl.store(nonfinite_ptr + tl.zeros_like(is_bad), is_bad, mask=is_bad != 0)

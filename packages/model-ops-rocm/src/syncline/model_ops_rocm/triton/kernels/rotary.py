@@ -1,10 +1,60 @@
-"""Rotary embedding of queries and keys in one launch, neox style.
+"""Rotary embedding of queries and keys in one launch.
 
-Source: arXiv:2104.09864, rounded as transformers' Qwen3 does: each product, then the sum.
+Source: arXiv:2104.09864, rounded as transformers' Qwen3 does: each product, then the sum. Every
+dimension is computed from itself and its partner, with a sine that is negative for the first of a
+pair: (-a) + b is b - a, bit for bit.
 """
 
 import triton
 import triton.language as tl
+
+
+@triton.jit
+def angles(
+    cache_ptr,
+    positions_ptr,
+    token,
+    num_positions,
+    cache_row,
+    cache_last,
+    positions_stride,
+    ROTARY: tl.constexpr,  # dimensions of a head that turn
+    IS_INTERLEAVED: tl.constexpr,
+    BLOCK_DIM: tl.constexpr,
+    DTYPE: tl.constexpr,
+):
+    """(cos, signed sin) of every dimension, rounded to DTYPE, and its partner's number."""
+    columns = tl.arange(0, BLOCK_DIM)
+    HALF: tl.constexpr = ROTARY // 2
+    if IS_INTERLEAVED:
+        angle, is_first, partner = columns // 2, columns % 2 == 0, columns ^ 1
+    else:
+        is_first = columns < HALF
+        angle = tl.where(is_first, columns, columns - HALF)
+        partner = tl.where(is_first, columns + HALF, columns - HALF)
+    position = tl.load(positions_ptr + token * positions_stride).to(tl.int64)
+    # A position outside the cache reads nothing and turns the token into NaN, which shows.
+    is_known = (position >= 0) & (position < num_positions)
+    row = cache_ptr + tl.where(is_known, position, 0) * cache_row
+    mask = (columns < ROTARY) & is_known
+    cos = tl.load(row + angle * cache_last, mask=mask, other=float("nan"))
+    sin = tl.load(row + (angle + HALF) * cache_last, mask=mask, other=float("nan"))
+    cos, sin = cos.to(DTYPE).to(tl.float32), sin.to(DTYPE).to(tl.float32)
+    return cos, tl.where(is_first, -sin, sin), tl.where(columns < ROTARY, partner, columns)
+
+
+@triton.jit
+def rotated(
+    x, partner, cos, sin, ROTARY: tl.constexpr, BLOCK_DIM: tl.constexpr, DTYPE: tl.constexpr
+):
+    """DTYPE [heads, BLOCK_DIM] of float32 tiles; dimensions from ROTARY on stay what they are."""
+    # Rounded products; without fusion of multiply and add in float32, which the launch forbids.
+    left = (x * cos[None, :]).to(DTYPE).to(tl.float32)
+    right = (partner * sin[None, :]).to(DTYPE).to(tl.float32)
+    turned = (left + right).to(DTYPE)
+    if ROTARY < BLOCK_DIM:
+        turned = tl.where((tl.arange(0, BLOCK_DIM) < ROTARY)[None, :], turned, x.to(DTYPE))
+    return turned
 
 
 @triton.jit
@@ -17,23 +67,21 @@ def _rotate(
     heads,
     cos,
     sin,
+    partner,
     NUM_HEADS: tl.constexpr,
-    HALF: tl.constexpr,
-    BLOCK_HALF: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    ROTARY: tl.constexpr,
+    BLOCK_DIM: tl.constexpr,
 ):
-    columns = tl.arange(0, BLOCK_HALF)
-    mask = (heads < NUM_HEADS)[:, None] & (columns < HALF)[None, :]
-    dtype = out_ptr.dtype.element_ty
-    x_at = token * x_strides[0] + heads[:, None] * x_strides[1] + (columns * x_strides[2])[None, :]
-    first = tl.load(x_ptr + x_at, mask=mask, other=0.0).to(tl.float32)
-    second = tl.load(x_ptr + x_at + HALF * x_strides[2], mask=mask, other=0.0).to(tl.float32)
-    # Rounded products; without fusion of multiply and add in float32, which the launch forbids.
-    left = (first * cos).to(dtype).to(tl.float32) - (second * sin).to(dtype).to(tl.float32)
-    right = (second * cos).to(dtype).to(tl.float32) + (first * sin).to(dtype).to(tl.float32)
+    columns = tl.arange(0, BLOCK_DIM)
+    mask = (heads < NUM_HEADS)[:, None] & (columns < HEAD_DIM)[None, :]
+    row = x_ptr + token * x_strides[0] + heads[:, None] * x_strides[1]
+    x = tl.load(row + (columns * x_strides[2])[None, :], mask=mask, other=0.0)
+    other = tl.load(row + (partner * x_strides[2])[None, :], mask=mask, other=0.0)
+    dtype: tl.constexpr = x_ptr.dtype.element_ty
+    turned = rotated(x.to(tl.float32), other.to(tl.float32), cos, sin, ROTARY, BLOCK_DIM, dtype)
     out_at = token * out_strides[0] + heads[:, None] * out_strides[1]
-    out_at += (columns * out_strides[2])[None, :]
-    tl.store(out_ptr + out_at, left.to(dtype), mask=mask)
-    tl.store(out_ptr + out_at + HALF * out_strides[2], right.to(dtype), mask=mask)
+    tl.store(out_ptr + out_at + (columns * out_strides[2])[None, :], turned, mask=mask)
 
 
 @triton.jit(do_not_specialize=["num_positions"])
@@ -62,51 +110,57 @@ def rotary_kernel(
     positions_stride,
     NUM_Q_HEADS: tl.constexpr,
     NUM_K_HEADS: tl.constexpr,
-    HALF: tl.constexpr,
-    BLOCK_HALF: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    ROTARY: tl.constexpr,
+    IS_INTERLEAVED: tl.constexpr,
+    BLOCK_DIM: tl.constexpr,
     BLOCK_HEADS: tl.constexpr,
 ):
     token = tl.program_id(0).to(tl.int64)
     group = tl.program_id(1)
-    columns = tl.arange(0, BLOCK_HALF)
-    position = tl.load(positions_ptr + token * positions_stride).to(tl.int64)
-    # A position outside the cache reads nothing and turns the token into NaN, which shows.
-    is_known = (position >= 0) & (position < num_positions)
-    row = cache_ptr + tl.where(is_known, position, 0) * cache_row
-    mask = (columns < HALF) & is_known
-    dtype = out_q_ptr.dtype.element_ty
-    cos = tl.load(row + columns * cache_last, mask=mask, other=float("nan"))
-    sin = tl.load(row + (columns + HALF) * cache_last, mask=mask, other=float("nan"))
-    cos = cos.to(dtype).to(tl.float32)[None, :]
-    sin = sin.to(dtype).to(tl.float32)[None, :]
+    cos, sin, partner = angles(
+        cache_ptr,
+        positions_ptr,
+        token,
+        num_positions,
+        cache_row,
+        cache_last,
+        positions_stride,
+        ROTARY,
+        IS_INTERLEAVED,
+        BLOCK_DIM,
+        q_ptr.dtype.element_ty,
+    )
     num_q_groups: tl.constexpr = (NUM_Q_HEADS + BLOCK_HEADS - 1) // BLOCK_HEADS
     if group < num_q_groups:
-        heads = group * BLOCK_HEADS + tl.arange(0, BLOCK_HEADS)
         _rotate(
             q_ptr,
             out_q_ptr,
             (q_token, q_head, q_last),
             (out_q_token, out_q_head, out_q_last),
             token,
-            heads,
+            group * BLOCK_HEADS + tl.arange(0, BLOCK_HEADS),
             cos,
             sin,
+            partner,
             NUM_Q_HEADS,
-            HALF,
-            BLOCK_HALF,
+            HEAD_DIM,
+            ROTARY,
+            BLOCK_DIM,
         )
     else:
-        heads = (group - num_q_groups) * BLOCK_HEADS + tl.arange(0, BLOCK_HEADS)
         _rotate(
             k_ptr,
             out_k_ptr,
             (k_token, k_head, k_last),
             (out_k_token, out_k_head, out_k_last),
             token,
-            heads,
+            (group - num_q_groups) * BLOCK_HEADS + tl.arange(0, BLOCK_HEADS),
             cos,
             sin,
+            partner,
             NUM_K_HEADS,
-            HALF,
-            BLOCK_HALF,
+            HEAD_DIM,
+            ROTARY,
+            BLOCK_DIM,
         )

@@ -1,11 +1,27 @@
-"""SwiGLU's activation by Triton."""
+"""SwiGLU's activation by Triton, also with codes for a result."""
 
 import torch
 
 from syncline.model_ops_rocm.arguments import SILU_AND_MUL, check_silu_and_mul
+from syncline.model_ops_rocm.arguments_fused import (
+    SILU_AND_MUL_QUANT,
+    check_encoded,
+    check_nonfinite,
+    check_recipe,
+)
+from syncline.model_ops_rocm.formats.quantised import Quantised
 from syncline.model_ops_rocm.triton.geometry import rows_of
-from syncline.model_ops_rocm.triton.kernels.activation import silu_and_mul_kernel
+from syncline.model_ops_rocm.triton.kernels.activation import (
+    silu_and_mul_kernel,
+    silu_and_mul_quant_kernel,
+)
 from syncline.model_ops_rocm.triton.launch import LAUNCHER, require_reachable
+from syncline.model_ops_rocm.triton.ops.quantise import (
+    Encoded,
+    choose_groups,
+    destination_of,
+    num_programs,
+)
 
 
 def silu_and_mul(x_T2I: torch.Tensor, *, out: torch.Tensor | None = None) -> torch.Tensor:
@@ -27,3 +43,33 @@ def silu_and_mul(x_T2I: torch.Tensor, *, out: torch.Tensor | None = None) -> tor
         {"INNER": x.inner, "WIDTH": width},
     )
     return out
+
+
+def silu_and_mul_quant(
+    x_T2I: torch.Tensor,
+    recipe: Quantised,
+    *,
+    scale: torch.Tensor | None = None,
+    out: Encoded | None = None,
+    nonfinite: torch.Tensor | None = None,
+) -> Encoded:
+    """See `contracts.SiluAndMulQuant`."""
+    op = SILU_AND_MUL_QUANT
+    shape = check_silu_and_mul(x_T2I, out=None, op=op)
+    check_recipe(op, recipe, scale)
+    check_encoded(op, recipe, shape, scale, out)
+    check_nonfinite(op, nonfinite)
+    into = destination_of(shape, x_T2I, recipe, scale, out, nonfinite)
+    require_reachable(op, x=x_T2I, codes=into.codes, scales=into.scales, nonfinite=nonfinite)
+    x, strides = rows_of(op, "x", x_T2I), into.strides(op)
+    if x.num_rows == 0:
+        return into.result
+    chosen, constants, per_row = choose_groups(op, recipe, x_T2I.dtype, shape[-1])
+    LAUNCHER.launch(
+        silu_and_mul_quant_kernel,
+        (num_programs(chosen, constants, x.num_rows * per_row),),
+        chosen,
+        (x_T2I, *into.pointers, x.num_rows, *x.strides, *strides),
+        {"INNER": x.inner, "WIDTH": shape[-1], "HAS_FLAG": nonfinite is not None, **constants},
+    )
+    return into.result

@@ -14,6 +14,7 @@ def rotary_embedding(
     cos_sin_cache: torch.Tensor,
     positions_T: torch.Tensor,
     *,
+    is_interleaved: bool = False,
     out: tuple[torch.Tensor, torch.Tensor] | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """See `contracts.RotaryEmbedding`."""
@@ -47,8 +48,10 @@ def rotary_embedding(
         {
             "NUM_Q_HEADS": num_heads,
             "NUM_K_HEADS": num_kv_heads,
-            "HALF": head_dim // 2,
-            "BLOCK_HALF": power_of_two(head_dim // 2),
+            "HEAD_DIM": head_dim,
+            "ROTARY": cos_sin_cache.shape[1],
+            "IS_INTERLEAVED": is_interleaved,
+            "BLOCK_DIM": power_of_two(head_dim),
         },
     )
     return out_q, out_k

@@ -1,0 +1,176 @@
+"""What the ops that quantise or fuse refuse, on every backend; see `arguments`.
+
+Cheap on purpose: shapes, dtypes and strides are read, no value on the device is. Knows no backend.
+"""
+
+from collections.abc import Sequence as SequenceABC
+from typing import Final
+
+import torch
+
+from syncline.model_ops_rocm.arguments import check_rotary_embedding
+from syncline.model_ops_rocm.checks import (
+    refuse,
+    require_contiguous,
+    require_dtype,
+    require_float,
+    require_index,
+    require_shape,
+)
+from syncline.model_ops_rocm.formats.quantised import Quantised
+from syncline.model_ops_rocm.kv.layout import KVLayout, KVScale
+from syncline.model_ops_rocm.kv.pool import KVPool
+from syncline.model_ops_rocm.quant.scheme import (
+    SCALE_DTYPES,
+    CodeType,
+    Granularity,
+    ScaleType,
+)
+
+QUANTISE: Final = "quantise_activation"
+RMS_NORM_QUANT: Final = "rms_norm_quant"
+SILU_AND_MUL_QUANT: Final = "silu_and_mul_quant"
+QK_NORM_ROPE_KV_WRITE: Final = "qk_norm_rope_kv_write"
+_CODES: Final = (CodeType.E4M3FN, CodeType.E4M3FNUZ)
+# Columns that share a scale; None is all of a row, or of all rows.
+GROUPS: Final[dict[Granularity, int | None]] = {
+    Granularity.TENSOR: None,
+    Granularity.TOKEN: None,
+    Granularity.BLOCK_1X128: 128,
+    Granularity.BLOCK_1X32: 32,
+}
+
+
+def check_recipe(op: str, recipe: Quantised, scale: torch.Tensor | None) -> None:
+    """A recipe for activations, with a scale exactly if it does not make its own."""
+    if recipe.code not in _CODES:
+        refuse(op, "recipe", "have codes of e4m3fn or e4m3fnuz", recipe.describe())
+    if recipe.granularity not in GROUPS:
+        refuse(op, "recipe", "be per token, 1x128, 1x32 or per tensor", recipe.describe())
+    if recipe.granularity is not Granularity.TENSOR:
+        if scale is not None:
+            refuse(op, "scale", f"be None for {recipe.describe()}", list(scale.shape))
+        return
+    if recipe.scale is not ScaleType.FP32:
+        refuse(op, "recipe", "have an fp32 scale per tensor", recipe.describe())
+    if scale is None:
+        refuse(op, "scale", "be given for a recipe per tensor", None)
+    if scale.dtype is not torch.float32 or scale.numel() != 1:
+        refuse(op, "scale", "be float32 with one entry", f"{scale.dtype} {list(scale.shape)}")
+
+
+def num_groups(recipe: Quantised, width: int) -> int:
+    """Scales of one row of activations."""
+    group = GROUPS[recipe.granularity]
+    return 1 if group is None else -(-width // group)
+
+
+def check_encoded(
+    op: str,
+    recipe: Quantised,
+    shape: SequenceABC[int],
+    scale: torch.Tensor | None,
+    out: tuple[torch.Tensor, torch.Tensor] | None,
+) -> None:
+    """The result of quantising `shape`, if the caller has it already."""
+    if not shape or shape[-1] < 1:
+        refuse(op, "x", "have a last dimension of at least 1", list(shape))
+    if out is None:
+        return
+    codes, scales = out
+    require_shape(op, "out[0]", codes, tuple(shape))
+    require_dtype(op, "out[0]", codes, recipe.dtype)
+    if scale is not None:
+        if scales.data_ptr() != scale.data_ptr():
+            refuse(op, "out[1]", "be the given scale", "another tensor")
+        return
+    require_shape(op, "out[1]", scales, (*shape[:-1], num_groups(recipe, shape[-1])))
+    require_dtype(op, "out[1]", scales, SCALE_DTYPES[recipe.scale])
+
+
+def check_nonfinite(op: str, nonfinite: torch.Tensor | None) -> None:
+    if nonfinite is not None:
+        require_dtype(op, "nonfinite", nonfinite, torch.int32)
+        require_shape(op, "nonfinite", nonfinite, (1,))
+
+
+def check_quantise(
+    x_TK: torch.Tensor,
+    recipe: Quantised,
+    *,
+    scale: torch.Tensor | None,
+    out: tuple[torch.Tensor, torch.Tensor] | None,
+    nonfinite: torch.Tensor | None,
+) -> None:
+    require_float(QUANTISE, "x", x_TK)
+    check_recipe(QUANTISE, recipe, scale)
+    check_encoded(QUANTISE, recipe, x_TK.shape, scale, out)
+    check_nonfinite(QUANTISE, nonfinite)
+
+
+def check_heads(
+    q_TNH: torch.Tensor,
+    k_TKH: torch.Tensor,
+    v_TKH: torch.Tensor,
+    norm_weights: tuple[torch.Tensor, torch.Tensor] | None,
+    eps: float,
+) -> None:
+    """What `check_rotary_embedding` leaves open of a layer's q, k and v."""
+    op, head_dim = QK_NORM_ROPE_KV_WRITE, q_TNH.shape[-1]
+    require_shape(op, "v", v_TKH, k_TKH.shape)
+    require_dtype(op, "v", v_TKH, q_TNH.dtype)
+    if not eps > 0.0:
+        refuse(op, "eps", "be positive", eps)
+    for name, weight in zip(("q", "k"), norm_weights or (), strict=False):
+        require_shape(op, f"norm_weights of {name}", weight, (head_dim,))
+        require_dtype(op, f"norm_weights of {name}", weight, q_TNH.dtype)
+
+
+def check_rotated(
+    q_TNH: torch.Tensor,
+    k_TKH: torch.Tensor,
+    cos_sin_cache: torch.Tensor,
+    positions_T: torch.Tensor,
+    out: torch.Tensor | None,
+) -> None:
+    check_rotary_embedding(
+        *(q_TNH, k_TKH, cos_sin_cache, positions_T),
+        out=None if out is None else (out, k_TKH),
+        op=QK_NORM_ROPE_KV_WRITE,
+    )
+
+
+def check_pool(
+    k_TKH: torch.Tensor,
+    caches: tuple[torch.Tensor, torch.Tensor],
+    slot_mapping: torch.Tensor,
+    layout: KVLayout,
+    scales: tuple[torch.Tensor, torch.Tensor] | None,
+) -> KVPool:
+    """The pool that the caches are, to which k and v of its dtype, or to be encoded, are written.
+
+    Caches without a block make no pool: they are refused.
+    """
+    op = QK_NORM_ROPE_KV_WRITE
+    num_tokens, num_kv_heads, head_dim = k_TKH.shape
+    require_index(op, "slot_mapping", slot_mapping, num_tokens)
+    if layout.scale is KVScale.NONE and layout.dtype is not k_TKH.dtype:
+        refuse(op, "layout", f"have scales, or the dtype {k_TKH.dtype}", layout.describe())
+    if (scales is None) != (layout.scale is KVScale.NONE):
+        given = None if scales is None else "scales"
+        refuse(op, "scales", f"be given exactly if the layout has them: {layout.describe()}", given)
+    pool = KVPool(
+        layout=layout,
+        num_blocks=caches[0].shape[0] if caches[0].ndim else 0,
+        block_size=layout.kernel_block_size,
+        num_kv_heads=num_kv_heads,
+        head_dim=head_dim,
+    )
+    given_tensors = {"k": caches[0], "v": caches[1]}
+    if scales is not None:
+        given_tensors |= {"k_scale": scales[0], "v_scale": scales[1]}
+    for name, spec in pool.specs().items():
+        require_shape(op, name, given_tensors[name], spec.shape)
+        require_dtype(op, name, given_tensors[name], spec.dtype)
+        require_contiguous(op, name, given_tensors[name])
+    return pool
