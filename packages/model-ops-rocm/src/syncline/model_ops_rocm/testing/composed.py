@@ -26,12 +26,12 @@ class RoughMaker(Maker):
 
 def composed(op: str, ops: Mapping[str, Op]) -> Op:
     """The fused `op` by the separate ones among `ops`."""
-    parts = {
+    known: Mapping[str, Op] = {
         "rms_norm_quant": _rms_norm_quant,
         "silu_and_mul_quant": _silu_and_mul_quant,
         "qk_norm_rope_kv_write": _qk_norm_rope_kv_write,
-    }[op]
-    return lambda **arguments: parts(ops, **arguments)
+    }
+    return lambda **arguments: known[op](ops, **arguments)
 
 
 def _rms_norm_quant(

@@ -29,6 +29,7 @@ from syncline.model_ops_rocm.checks import (
     require_out,
     require_shape,
 )
+from syncline.model_ops_rocm.contracts import NormStyle
 from syncline.model_ops_rocm.errors import LayoutError
 from syncline.model_ops_rocm.layouts import RowMajor, Shuffle16x16, WeightLayout
 
@@ -51,19 +52,22 @@ class AiterRMSNorm(AiterOp):
 
     __slots__ = ()
 
-    def __call__(
+    def __call__(  # noqa: PLR0913 - the contract's keywords
         self,
         x_TH: torch.Tensor,
         weight_H: torch.Tensor,
         eps: float,
         *,
         residual_TH: torch.Tensor | None = None,
-        out: torch.Tensor | None = None,
+        style: NormStyle = NormStyle.ROUND_THEN_WEIGHT,
         batch_invariant: bool = False,
+        out: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """See `contracts.RMSNorm`; never batch-invariant."""
+        """See `contracts.RMSNorm`; one style, and never batch-invariant."""
         refuse_batch_invariant(RMS_NORM, batch_invariant)
         check_rms_norm(x_TH, weight_H, eps, residual_TH=residual_TH, out=out)
+        if style is not NormStyle.ROUND_THEN_WEIGHT:
+            refuse(RMS_NORM, "style", f"be {NormStyle.ROUND_THEN_WEIGHT} on aiter", style)
         require_halves(RMS_NORM, "x", x_TH)
         require_device(RMS_NORM, self.aiter, x=x_TH, weight=weight_H, residual=residual_TH, out=out)
         norm = self.aiter.function("rmsnorm2d_fwd")
@@ -111,10 +115,16 @@ class AiterRotaryEmbedding(AiterOp):
         cos_sin_cache: torch.Tensor,
         positions_T: torch.Tensor,
         *,
+        is_interleaved: bool = False,
         out: tuple[torch.Tensor, torch.Tensor] | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """See `contracts.RotaryEmbedding`."""
+        """See `contracts.RotaryEmbedding`; whole heads, the first half paired with the second."""
         check_rotary_embedding(q_TNH, k_TKH, cos_sin_cache, positions_T, out=out)
+        if is_interleaved:
+            refuse(ROTARY, "is_interleaved", "be False on aiter", is_interleaved)
+        if cos_sin_cache.shape[1] != q_TNH.shape[2]:
+            limit = f"turn all {q_TNH.shape[2]} dimensions of a head on aiter"
+            refuse(ROTARY, "cos_sin_cache", limit, list(cos_sin_cache.shape))
         require_halves(ROTARY, "q", q_TNH)
         outs: tuple[torch.Tensor | None, torch.Tensor | None] = (None, None) if out is None else out
         require_device(
