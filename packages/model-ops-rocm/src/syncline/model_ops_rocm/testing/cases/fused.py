@@ -99,7 +99,7 @@ def _hostile(recipe: Quantised, width: int) -> Case:
     return Case(op="quantise_activation", label=f"hostile-{width}-{recipe.describe()}", build=build)
 
 
-def _norm(recipe: Quantised, *shape: int, residual: bool = False, out: bool = False) -> Case:
+def norm_case(recipe: Quantised, *shape: int, residual: bool = False, out: bool = False) -> Case:
     def build(make: Maker) -> Arguments:
         call: Arguments = {
             "x_TH": make.eighths(*shape, pad=8),
@@ -135,7 +135,7 @@ def layout_of(order: KVOrder, scale: KVScale, dtype: torch.dtype, size: int = 16
     return KVLayout(order=order, dtype=stored, kernel_block_size=size, scale=scale)
 
 
-def _heads(
+def heads_case(
     num_tokens: int,
     heads: tuple[int, int],
     head_dim: int,
@@ -198,24 +198,24 @@ CASES: Final[tuple[Case, ...]] = (
     _quantise(TENSOR, 5, 2_100, pad=1),
     _quantise(TENSOR_FNUZ, 2, 3, 17, scale=30.0),
     *(_hostile(recipe, 160) for recipe in (TOKEN, TOKEN_FNUZ, BLOCK_128, TENSOR, *MX)),
-    _norm(TOKEN, 0, 64),
-    _norm(TOKEN, 3, 257, residual=True, out=True),
-    _norm(BLOCK_128, 2, 3, 640, out=True),
-    _norm(BLOCK_128_FNUZ, 5, 96, residual=True),
-    _norm(MX[1], 4, 100, out=True),
-    _norm(TENSOR, 6, 1_025),
+    norm_case(TOKEN, 0, 64),
+    norm_case(TOKEN, 3, 257, residual=True, out=True),
+    norm_case(BLOCK_128, 2, 3, 640, out=True),
+    norm_case(BLOCK_128_FNUZ, 5, 96, residual=True),
+    norm_case(MX[1], 4, 100, out=True),
+    norm_case(TENSOR, 6, 1_025),
     _swiglu(TOKEN, 0, 8),
     _swiglu(TOKEN, 3, 777, out=True),
     _swiglu(BLOCK_128_FNUZ, 2, 3, 200, out=True),
     _swiglu(MX[3], 5, 65),
     _swiglu(TENSOR, 4, 1_100, out=True),
-    _heads(0, (4, 2), 32),
-    _heads(1, (1, 1), 2),
-    _heads(4, (5, 3), 64, order=KVOrder.NHD),
-    _heads(3, (4, 2), 24, order=KVOrder.HND_D_MAJOR_KEYS),
-    _heads(2, (9, 1), 256, more=_GEMMA),
-    _heads(3, (4, 2), 48, more={"width": 16, "norm_weights": None}),
-    _heads(3, (2, 2), 32, more={"width": 24, "is_interleaved": True}),
-    *(_heads(3, (2, 3), 32, order=KVOrder.NHD, scale=scale) for scale in KVScale),
-    *(_heads(4, (1, 5), 80, scale=scale) for scale in (KVScale.HEAD, KVScale.TOKEN)),
+    heads_case(0, (4, 2), 32),
+    heads_case(1, (1, 1), 2),
+    heads_case(4, (5, 3), 64, order=KVOrder.NHD),
+    heads_case(3, (4, 2), 24, order=KVOrder.HND_D_MAJOR_KEYS),
+    heads_case(2, (9, 1), 256, more=_GEMMA),
+    heads_case(3, (4, 2), 48, more={"width": 16, "norm_weights": None}),
+    heads_case(3, (2, 2), 32, more={"width": 24, "is_interleaved": True}),
+    *(heads_case(3, (2, 3), 32, order=KVOrder.NHD, scale=scale) for scale in KVScale),
+    *(heads_case(4, (1, 5), 80, scale=scale) for scale in (KVScale.HEAD, KVScale.TOKEN)),
 )
