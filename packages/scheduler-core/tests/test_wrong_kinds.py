@@ -114,8 +114,14 @@ def make_column(**wrong: Any) -> dict[str, object]:
         {"counts": ("a", "b")},
         {"counts": 5},
         {"window_counts": (1.0, 1.0)},
+        {"token_ids": None},
+        {"token_ids": 5},
+        {"logprobs": None},
         {"columns": None},
+        {"columns": (1,)},
         {"errors": None},
+        {"errors": 5},
+        {"errors": (1,)},
         make_column(values=None),
         make_column(values=5),
         make_column(start=0.5),
@@ -166,3 +172,36 @@ def test_a_window_beyond_every_length_costs_nothing(is_empty: bool) -> None:
 
 def test_an_integer_of_another_library_has_the_fingerprint_of_its_value() -> None:
     assert encode((Index(), 7)) == encode((7, 7))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"prompt_token_ids": ("a", "b")}, "must be ints, got 'a'"),
+        ({"prompt_token_ids": [1.5, 2]}, "must be ints, got 1.5"),
+        ({"prompt_token_ids": [3, None]}, "must be ints, got None"),
+        ({"prompt_token_ids": "abc"}, "must be a tuple of ints, got 'abc'"),
+        ({"prompt_token_ids": {1: 2}}, r"must be a tuple of ints, got \{1: 2\}"),
+        ({"prompt_token_ids": 5}, "must be a tuple of ints, got 5"),
+        ({"prompt_token_ids": None}, "must be a tuple of ints, got None"),
+        ({"stop": None}, "stop of request 'a' must be a StopRules, got None"),
+        ({"use_prefix_cache": "no"}, "use_prefix_cache of request 'a' must be a bool, got 'no'"),
+        ({"hands_off_kv": 1}, "hands_off_kv of request 'a' must be a bool, got 1"),
+        ({"arrival_s": "a"}, "arrival_s of request 'a' must be a number or None, got 'a'"),
+        ({"remote_prefill": 5}, "remote_prefill of request 'a' must be a RemotePrefill, got 5"),
+    ],
+)
+def test_a_request_of_the_wrong_kind_is_refused_by_field(
+    wrong: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        replace(make_request("a", 5, 9), **wrong)
+
+
+def test_a_time_of_the_wrong_kind_is_refused_with_nothing_changed() -> None:
+    scheduler = make_scheduler()
+    scheduler.add(make_request("a", 5, 9))
+    before = describe(scheduler)
+    with pytest.raises(ValueError, match="now_s must be a number or None, got 'a'"):
+        scheduler.plan(now_s="a")  # type: ignore[arg-type]  # as it says
+    assert describe(scheduler) == before

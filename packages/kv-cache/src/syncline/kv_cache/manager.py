@@ -107,6 +107,9 @@ class KVCacheManager:
         self, *, cache_salt: str = "", adapter_id: str = "", cacheable: bool = True
     ) -> BlockTable:
         """An empty table. A table that is not cacheable neither hits nor is published."""
+        for name, value in (("cache_salt", cache_salt), ("adapter_id", adapter_id)):
+            if not isinstance(value, str):  # pyright: ignore[reportUnnecessaryIsInstance]  a caller's data
+                raise ValueError(f"{name} must be a str, got {value!r}")
         root = CacheRoot(
             salt=cache_salt,
             adapter_id=adapter_id,

@@ -6,6 +6,7 @@ may end them, or that reach a length limit, are looked at one by one.
 
 import math
 from array import array
+from collections.abc import Sized
 from dataclasses import replace
 from operator import index
 
@@ -14,7 +15,7 @@ from syncline.scheduler_core.connectors.values import RemotePrefill
 from syncline.scheduler_core.errors import ResultError, StopMatcherError
 from syncline.scheduler_core.lifecycle import Lifecycle
 from syncline.scheduler_core.pending import StepInFlight
-from syncline.scheduler_core.plan import StepResult
+from syncline.scheduler_core.plan import ColumnSpan, RowError, StepResult
 from syncline.scheduler_core.sequence import Sequence
 from syncline.scheduler_core.stopping import earliest_stop
 from syncline.scheduler_core.types import FinishReason, RowId
@@ -27,6 +28,8 @@ def check_result(step: StepInFlight, result: StepResult) -> "tuple[array[int], a
     """
     num_tokens = step.num_yielding_rows if result.counts is None else sum(result.counts)
     for name, values in (("token_ids", result.token_ids), ("logprobs", result.logprobs)):
+        if not isinstance(values, Sized):  # pyright: ignore[reportUnnecessaryIsInstance]  a runner's data
+            raise ResultError(step.step_id, f"{name} must be a list, got {values!r}")
         if len(values) != num_tokens:
             raise ResultError(
                 step.step_id,
@@ -63,6 +66,15 @@ def _packed_ids(step: StepInFlight, result: StepResult) -> "array[int]":
 
 
 def _check_rows(step: StepInFlight, result: StepResult) -> None:
+    for name, entries, kind in (
+        ("errors", result.errors, RowError),
+        ("columns", result.columns, ColumnSpan),
+    ):
+        for entry in entries:
+            if not isinstance(entry, kind):  # pyright: ignore[reportUnnecessaryIsInstance]  a runner's data
+                raise ResultError(
+                    step.step_id, f"{name} must hold a {kind.__name__} each, got {entry!r}"
+                )
     rows = step.sequences_by_row()
     for row in [*(error.row for error in result.errors), *(span.row for span in result.columns)]:
         if row not in rows:
@@ -89,8 +101,8 @@ def with_plain_counts(step: StepInFlight, result: StepResult) -> StepResult:
     Raises ResultError for anything that is no integer, or no tuple where there must be one.
     """
     for name, value in (("columns", result.columns), ("errors", result.errors)):
-        if value is None:  # pyright: ignore[reportUnnecessaryComparison]  a runner's data
-            raise ResultError(step.step_id, f"{name} must be a tuple, got None")
+        if not isinstance(value, tuple | list):  # pyright: ignore[reportUnnecessaryIsInstance]  a runner's data
+            raise ResultError(step.step_id, f"{name} must be a tuple, got {value!r}")
     if result.counts is None and result.window_counts is None:
         return result
     return replace(

@@ -3,15 +3,20 @@
 Knows nothing of sampling parameters, text or weights: stop strings come as a `StopMatcher`.
 """
 
-import math
 from collections.abc import Callable
 from collections.abc import Sequence as SequenceABC
 from dataclasses import dataclass
-from struct import error as struct_error
-from struct import pack
 from typing import Protocol
 
-from syncline.scheduler_core.checking import require_frozenset, require_int, require_str
+from syncline.scheduler_core.checking import (
+    require_bool,
+    require_frozenset,
+    require_int,
+    require_kind,
+    require_str,
+    require_time,
+    require_token_ids,
+)
 from syncline.scheduler_core.connectors.values import RemotePrefill
 
 
@@ -109,17 +114,7 @@ class Request:
         require_str("request_id", self.request_id)
         require_str(f"cache_salt of request {self.request_id!r}", self.cache_salt)
         require_str(f"adapter_id of request {self.request_id!r}", self.adapter_id)
-        if not self.prompt_token_ids:
-            raise ValueError(f"prompt_token_ids of request {self.request_id!r} must not be empty")
-        try:
-            # Both bounds in one pass, faster than min().
-            pack(f"{len(self.prompt_token_ids)}I", *self.prompt_token_ids)
-        except struct_error:
-            lowest, highest = min(self.prompt_token_ids), max(self.prompt_token_ids)
-            bound = f"at least 0, got {lowest}" if lowest < 0 else f"below 2**32, got {highest}"
-            raise ValueError(
-                f"prompt_token_ids of request {self.request_id!r} must be {bound}"
-            ) from None
+        require_token_ids(f"prompt_token_ids of request {self.request_id!r}", self.prompt_token_ids)
         require_int(f"num_samples of request {self.request_id!r}", self.num_samples)
         require_int(f"priority of request {self.request_id!r}", self.priority)
         require_frozenset(
@@ -130,11 +125,13 @@ class Request:
                 f"num_samples of request {self.request_id!r} must be at least 1, "
                 f"got {self.num_samples}"
             )
-        if self.arrival_s is not None and not math.isfinite(self.arrival_s):
-            raise ValueError(
-                f"arrival_s of request {self.request_id!r} must be finite, got {self.arrival_s}"
-            )
+        require_time(f"arrival_s of request {self.request_id!r}", self.arrival_s)
+        require_bool(f"use_prefix_cache of request {self.request_id!r}", self.use_prefix_cache)
+        require_bool(f"hands_off_kv of request {self.request_id!r}", self.hands_off_kv)
+        require_kind(f"stop of request {self.request_id!r}", self.stop, StopRules)
         if self.remote_prefill is not None:
+            name = f"remote_prefill of request {self.request_id!r}"
+            require_kind(name, self.remote_prefill, RemotePrefill)
             self._check_remote()
 
     def _check_remote(self) -> None:

@@ -80,6 +80,8 @@ class Clock:
 
     def check(self, now_s: float | None) -> None:
         """Raises ValueError, with nothing changed, for a time before one already given."""
+        if now_s is not None and not isinstance(now_s, int | float):  # pyright: ignore[reportUnnecessaryIsInstance]  a caller's data
+            raise ValueError(f"now_s must be a number or None, got {now_s!r}")
         if now_s is not None and not self._latest_s <= now_s < math.inf:
             raise ValueError(
                 f"now_s must be finite and not before {self._latest_s}, a time already given, "
