@@ -6,6 +6,7 @@ from typing import Final
 import torch
 
 from kernel_families.base import Arguments, Calls, Rules, empty, ids, pools, width_of
+from syncline.model_ops_rocm.kv import KVLayout, KVOrder, KVScale
 from syncline.model_ops_rocm.triton.configs.base import ConfigKey
 
 
@@ -22,6 +23,19 @@ def _writes(key: ConfigKey, num_tokens: int) -> Iterator[tuple[str, Arguments]]:
             "slot_mapping": torch.empty(num_tokens, dtype=torch.int32, device="meta"),
         }
         yield variant, arguments
+        if variant == "under-2-GiB" and key.up_to >= 128 and key.dtype == torch.bfloat16:
+            yield "fp8", arguments | _in_codes(key.arch, pool.shape)
+
+
+def _in_codes(arch: str, shape: torch.Size) -> Arguments:
+    """A cache of the codes that `arch` converts to itself, with a scale for each token."""
+    code = torch.float8_e4m3fnuz if arch == "gfx942" else torch.float8_e4m3fn
+    layout = KVLayout(
+        order=KVOrder.HND, dtype=code, kernel_block_size=shape[2], scale=KVScale.TOKEN
+    )
+    pool = torch.empty(shape, dtype=code, device="meta")
+    scale = torch.empty(shape[:3], dtype=torch.float32, device="meta")
+    return {"k_cache": pool, "v_cache": pool, "layout": layout, "kv_scales": (scale, scale)}
 
 
 def _copies(key: ConfigKey, num_tokens: int) -> Iterator[tuple[str, Arguments]]:
@@ -35,8 +49,8 @@ def _copies(key: ConfigKey, num_tokens: int) -> Iterator[tuple[str, Arguments]]:
 
 
 CALLS: Final[Mapping[str, Calls]] = {"kv_write": _writes, "kv_copy_blocks": _copies}
-# Narrow: a slot, and the two ids of a pair.
+# Narrow: a slot, and the two ids of a pair; codes, of which a lane has 8 bytes, and their scales.
 RULES: Final[Mapping[str, Rules]] = {
-    "kv_write": Rules(max_narrow_loads=1),
+    "kv_write": Rules(max_narrow_loads=1, max_narrow_stores=4),
     "kv_copy_blocks": Rules(max_narrow_loads=2),
 }

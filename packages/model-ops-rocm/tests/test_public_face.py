@@ -31,6 +31,7 @@ AGREED = [
     "KVWrite",
     "LayoutError",
     "Linear",
+    "MergeStates",
     "NoConfigurationError",
     "NoImplementationError",
     "NormStyle",
@@ -128,8 +129,8 @@ def test_import_and_listing_touch_no_kernel_library() -> None:
 
 
 def test_the_kv_layouts_exported_are_the_agreed_ones() -> None:
-    agreed = ["KVLayout", "KVOrder", "KVPool", "KVScale", "Side"]
-    agreed += ["logical_caches", "read_tokens", "write_tokens"]
+    agreed = ["KVLayout", "KVOrder", "KVPool", "KVScale", "KVSupport", "Side"]
+    agreed += ["logical_caches", "read_tokens", "require_agreement", "write_tokens"]
     assert kv.__all__ == agreed
     assert all(name in vars(kv) for name in agreed)
 

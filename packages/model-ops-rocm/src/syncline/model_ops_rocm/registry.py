@@ -22,6 +22,7 @@ from syncline.model_ops_rocm.contracts import (
     KVCopyBlocks,
     KVWrite,
     Linear,
+    MergeStates,
     PagedAttention,
     QKNormRopeKVWrite,
     QuantiseActivation,
@@ -50,6 +51,7 @@ OPS: Final[dict[str, type]] = {
     "rms_norm_quant": RMSNormQuant,
     "silu_and_mul_quant": SiluAndMulQuant,
     "qk_norm_rope_kv_write": QKNormRopeKVWrite,
+    "merge_states": MergeStates,
 }
 BACKENDS: Final[dict[str, Backend]] = {backend.name: backend for backend in (TORCH, TRITON, AITER)}
 # What each backend that was selected has loaded.
@@ -123,6 +125,10 @@ def select(
 def select(
     op: Literal["qk_norm_rope_kv_write"], *, backend: str = ..., arch: str = ..., dtype: torch.dtype
 ) -> QKNormRopeKVWrite: ...
+@overload
+def select(
+    op: Literal["merge_states"], *, backend: str = ..., arch: str = ..., dtype: torch.dtype
+) -> MergeStates: ...
 @overload
 def select(op: str, *, backend: str = ..., arch: str = ..., dtype: torch.dtype) -> object: ...
 def select(op: str, *, backend: str = "torch", arch: str = "cpu", dtype: torch.dtype) -> object:

@@ -17,7 +17,9 @@ metadata.
 from syncline.model_ops_rocm.contracts.attention import (
     AttentionMetadata,
     KVCopyBlocks,
+    KVScales,
     KVWrite,
+    MergeStates,
     PagedAttention,
 )
 from syncline.model_ops_rocm.contracts.decoding import (
@@ -51,8 +53,10 @@ __all__ = [
     "Embedding",
     "GatherRows",
     "KVCopyBlocks",
+    "KVScales",
     "KVWrite",
     "Linear",
+    "MergeStates",
     "NormStyle",
     "PagedAttention",
     "QKNormRopeKVWrite",

@@ -4,6 +4,10 @@ A layer's cache is two tensors, keys and values, [NB, K, BS, D] by index. Slot s
 block s // BS. What a block holds, and whether it is held, is not known here. Both tensors are
 contiguous; the `torch` backend also takes keys that are the transpose(2, 3) of a contiguous
 [NB, K, D, BS], which it attends faster in float32 on a CPU.
+
+With `layout` they are what `KVPool.specs` says instead, "k" and "v" and, as `kv_scales`, "k_scale"
+and "v_scale"; BS is its kernel block size, and block ids count kernel blocks. Each implementation
+says in `kv_support` which layouts it takes; another is refused, never converted.
 """
 
 from collections.abc import Sequence as SequenceABC
@@ -12,21 +16,29 @@ from typing import Protocol
 
 import torch
 
+from syncline.model_ops_rocm.kv.layout import KVLayout
+from syncline.model_ops_rocm.kv.support import KVSupport
+
+KVScales = tuple[torch.Tensor, torch.Tensor]  # of keys and of values, float32
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class AttentionMetadata:
     """Which query tokens of a step belong to which row, and where each row's KV is.
 
-    Rows [0, num_decode_rows) have one query token each, the rest any number. Row r's queries are
-    tokens [query_start_loc[r], query_start_loc[r+1]); they are the last of its seq_lens[r] tokens
-    of KV, whose block ids are the first ceil(seq_lens[r] / BS) entries of block_tables[r]; further
-    entries are never read. seq_lens[r] = 0 marks a padding row: its output is zero.
+    Rows [0, num_decode_rows) have `decode_query_len` query tokens each, 1 or a token and its
+    drafts; the rest have any number. Row r's queries are tokens
+    [query_start_loc[r], query_start_loc[r+1]); they are the last of its seq_lens[r] tokens of KV,
+    whose block ids are the first ceil(seq_lens[r] / BS) entries of block_tables[r]; further entries
+    are never read. seq_lens[r] = 0 marks a padding row: its output is zero.
 
     One object describes one step. An implementation may remember what it derived from the object,
     so the tensors must keep their values while it is in use, and the next step is a new object.
-    The lists are host copies of the tensors. Without them nothing derived is remembered and decode
-    rows read the whole width of `block_tables`, so that a recorded step can be replayed with other
-    lengths; rows beyond the decode rows need them.
+    The lists are host copies of the tensors. Without them nothing derived is remembered and rows
+    are as long as `block_tables` is wide, or `max_seq_len` if that is given, so that a recorded
+    step can be replayed with other lengths; rows beyond the decode rows then need `max_query_len`,
+    which none of them may exceed, and the step may have more tokens than query_start_loc[R]: their
+    output is zero.
     """
 
     query_start_loc: torch.Tensor  # int32[R + 1], tokens, cumulative
@@ -35,6 +47,21 @@ class AttentionMetadata:
     num_decode_rows: int
     query_start_list: SequenceABC[int] | None = None
     seq_len_list: SequenceABC[int] | None = None
+    decode_query_len: int = 1
+    max_query_len: int | None = None
+    max_seq_len: int | None = None
+
+    @property
+    def num_decode_tokens(self) -> int:
+        return self.num_decode_rows * self.decode_query_len
+
+    @property
+    def num_tokens(self) -> int | None:
+        """Tokens of the step, or None if only the device knows how many there are."""
+        if self.query_start_list is not None:
+            return self.query_start_list[-1]
+        is_decode = self.num_decode_rows == self.seq_lens.shape[0]
+        return self.num_decode_tokens if is_decode else None
 
     def __post_init__(self) -> None:
         num_rows = self.seq_lens.shape[0]
@@ -53,6 +80,13 @@ class AttentionMetadata:
                 f"AttentionMetadata: num_decode_rows must be in [0, {num_rows}],"
                 f" got {self.num_decode_rows}"
             )
+        for name, value in (
+            ("decode_query_len", self.decode_query_len),
+            ("max_query_len", self.max_query_len),
+            ("max_seq_len", self.max_seq_len),
+        ):
+            if value is not None and value < 1:
+                raise ValueError(f"AttentionMetadata: {name} must be positive, got {value}")
         self._check_lists(num_rows)
 
     def _check_lists(self, num_rows: int) -> None:
@@ -61,10 +95,11 @@ class AttentionMetadata:
                 raise ValueError(
                     "AttentionMetadata: query_start_list and seq_len_list go together, got one"
                 )
-            if self.num_decode_rows != num_rows:
+            if self.num_decode_rows != num_rows and self.max_query_len is None:
                 raise ValueError(
                     f"AttentionMetadata: {num_rows - self.num_decode_rows} rows beyond"
-                    " num_decode_rows need query_start_list and seq_len_list, got None"
+                    " num_decode_rows need query_start_list and seq_len_list, or max_query_len,"
+                    " got None"
                 )
             return
         if len(self.query_start_list) != num_rows + 1 or len(self.seq_len_list) != num_rows:
@@ -74,10 +109,12 @@ class AttentionMetadata:
                 f" got {len(self.query_start_list)} and {len(self.seq_len_list)}"
             )
         decode_starts = self.query_start_list[: self.num_decode_rows + 1]
-        if list(decode_starts) != list(range(self.num_decode_rows + 1)):
+        step = self.decode_query_len
+        if list(decode_starts) != list(range(0, self.num_decode_tokens + 1, step)):
+            each = "one token" if step == 1 else f"{step} tokens"
             raise ValueError(
                 "AttentionMetadata: query_start_list must start at 0 and give the first"
-                f" num_decode_rows={self.num_decode_rows} rows one token each,"
+                f" num_decode_rows={self.num_decode_rows} rows {each} each,"
                 f" got {list(decode_starts)}"
             )
 
@@ -85,7 +122,12 @@ class AttentionMetadata:
 class KVWrite(Protocol):
     """Store a step's keys and values at their slots."""
 
-    def __call__(
+    @property
+    def kv_support(self) -> KVSupport:
+        """The layouts it takes."""
+        ...
+
+    def __call__(  # noqa: PLR0913 - what a pool is made of
         self,
         k_TKH: torch.Tensor,
         v_TKH: torch.Tensor,
@@ -94,8 +136,17 @@ class KVWrite(Protocol):
         slot_mapping: torch.Tensor,
         *,
         may_skip: bool = True,
+        layout: KVLayout | None = None,
+        kv_scales: KVScales | None = None,
     ) -> None:
         """k, v [T, K, D] into caches [NB, K, BS, D] of the same dtype, in place. No rounding.
+
+        With a `layout` without scales k and v have its dtype, and are stored as they are. With
+        scales they are float32, bfloat16 or float16, and a code is x / scale, correctly rounded,
+        clamped to the type's range, then to nearest even; NaN stays NaN. Scales per tensor and per
+        head are read from `kv_scales`, and are positive. A scale per token and head is written: the
+        amax of the D elements / the type's maximum, 1 for zeros; NaN, with codes of 0, if one of
+        them is not finite.
 
         `slot_mapping` int64 or int32 [T]: a slot below NB * BS, or -1, which writes nothing. Other
         negative or too large slots are a ValueError with nothing written where the device can tell
@@ -109,7 +160,24 @@ class KVWrite(Protocol):
 class PagedAttention(Protocol):
     """Causal attention of a step's queries over keys and values read from the cache."""
 
-    def __call__(
+    @property
+    def kv_support(self) -> KVSupport:
+        """The layouts it takes."""
+        ...
+
+    def workspace_bytes(
+        self,
+        q_TNH: torch.Tensor,
+        k_cache: torch.Tensor,
+        meta: AttentionMetadata,
+        *,
+        layout: KVLayout | None = None,
+        batch_invariant: bool = False,
+    ) -> int:
+        """What `workspace` must hold for such a call, or for one with fewer rows or tokens."""
+        ...
+
+    def __call__(  # noqa: PLR0913 - the variants of one op
         self,
         q_TNH: torch.Tensor,
         k_cache: torch.Tensor,
@@ -117,16 +185,53 @@ class PagedAttention(Protocol):
         meta: AttentionMetadata,
         *,
         scale: float,
+        layout: KVLayout | None = None,
+        kv_scales: KVScales | None = None,
+        window: int | None = None,
+        sinks_N: torch.Tensor | None = None,
+        batch_invariant: bool = False,
         out: torch.Tensor | None = None,
+        lse_TN: torch.Tensor | None = None,
+        workspace: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """softmax(q k^T * scale) v for q [T, N, D]; the result is [T, N, D].
 
         T is query_start_loc[R]. Everything attended is read from the cache: this step's keys and
-        values are written first. Token i of a row's n queries sees the row's first
-        seq_len - n + i + 1 tokens. No value outside those is read, or it cannot reach the result,
-        NaN included. Scores and softmax in float32; the weights are rounded to q's dtype before
-        the product with v, whose sums are in float32 or better; one rounding to q's dtype.
-        A row's result depends on the rows it shares a step with by rounding at most.
+        values are written first. Token i of a row's n queries is its token p = seq_len - n + i and
+        sees the row's tokens [0, p], or the last `window` of them. No value outside those is read,
+        or it cannot reach the result, NaN included. Scores and softmax in float32; the weights,
+        times the scale of each value if scales are per token, are rounded to q's dtype before the
+        product with v, whose sums are in float32 or better; one rounding to q's dtype. `scale` is
+        positive and finite.
+
+        `sinks_N` [N] floating is one more score per head, without a value. `lse_TN` float32 [T, N]
+        receives log(sum(exp(score))), the sink included; -inf where nothing is attended.
+
+        A row's result depends on the rows it shares a step with by rounding at most; with
+        `batch_invariant` not at all, nor on how its tokens were divided over steps.
+
+        `workspace` is uint8 of at least `workspace_bytes`; None allocates, which a recorded step
+        must not do.
+        """
+        ...
+
+
+class MergeStates(Protocol):
+    """Attention over parts of a context, as attention over all of it."""
+
+    def __call__(
+        self,
+        parts_PTNH: torch.Tensor,
+        lse_PTN: torch.Tensor,
+        *,
+        out: torch.Tensor | None = None,
+        lse_TN: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """sum_p(parts * exp(lse)) / sum_p(exp(lse)) for [P, T, N, D] and float32 [P, T, N].
+
+        In float32, rounded once to the dtype of the parts. `lse_TN` float32 [T, N] receives the log
+        of the divisor. A part whose lse is -inf is not read; where all are, the result is zero and
+        its lse -inf.
         """
         ...
 

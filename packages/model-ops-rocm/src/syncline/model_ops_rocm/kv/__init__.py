@@ -2,6 +2,7 @@
 
 from syncline.model_ops_rocm.kv.layout import KVLayout, KVOrder, KVScale, Side
 from syncline.model_ops_rocm.kv.pool import KVPool
+from syncline.model_ops_rocm.kv.support import KVSupport, require_agreement
 from syncline.model_ops_rocm.kv.tokens import logical_caches, read_tokens, write_tokens
 
 __all__ = [
@@ -9,8 +10,10 @@ __all__ = [
     "KVOrder",
     "KVPool",
     "KVScale",
+    "KVSupport",
     "Side",
     "logical_caches",
     "read_tokens",
+    "require_agreement",
     "write_tokens",
 ]

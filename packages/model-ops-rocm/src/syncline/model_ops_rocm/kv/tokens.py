@@ -49,8 +49,18 @@ def write_tokens(
     slots = slots[kept]
     if bool((slots.sort().values.diff() == 0).any()):
         refuse(_WRITE, "slot_mapping", "name each slot once", slot_mapping.tolist())
+    store_tokens(pool, tensors, {name: source[kept] for name, source in sources.items()}, slots)
+
+
+def store_tokens(
+    pool: KVPool,
+    tensors: Mapping[str, torch.Tensor],
+    sources: Mapping[str, torch.Tensor],
+    slots: torch.Tensor,
+) -> None:
+    """`write_tokens` of checked arguments, none of them -1; reads no value on the host."""
     for side in _SIDES:
-        codes = _encoded(pool, tensors, side, sources[side][kept], slots)
+        codes = _encoded(pool, tensors, side, sources[side], slots)
         places = pool.addresses(side, slots)
         as_bits(tensors[side]).view(-1)[places] = as_bits(codes)
 
@@ -99,8 +109,9 @@ def _encoded(
         return source
     if pool.layout.scale == KVScale.TOKEN:
         codes, scales = per_token_fp8_encode(source.float(), pool.layout.dtype)
-        flat = tensors[f"{side}_scale"].view(-1)
-        flat[_scale_addresses(pool, slots)] = scales.squeeze(-1)
+        stored = _by_index(pool, tensors, side)
+        size = pool.layout.kernel_block_size
+        stored[slots // size, :, slots % size] = scales.squeeze(-1)
         return codes
     limit = FP8_MAX[pool.layout.dtype]
     scaled = source.float() / _scales(pool, tensors, side, slots)
@@ -113,15 +124,14 @@ def _scales(
     """Of each token and head, [T, K, 1], or what broadcasts to it."""
     scale = tensors[f"{side}_scale"]
     if pool.layout.scale == KVScale.TOKEN:
-        return scale.view(-1)[_scale_addresses(pool, slots)].unsqueeze(-1)
+        size = pool.layout.kernel_block_size
+        return _by_index(pool, tensors, side)[slots // size, :, slots % size].unsqueeze(-1)
     return scale.view(1, -1, 1)
 
 
-def _scale_addresses(pool: KVPool, slots: torch.Tensor) -> torch.Tensor:
-    heads = range(pool.num_kv_heads)
-    places = [[pool.scale_address(slot, head) for head in heads] for slot in slots.tolist()]
-    addresses = torch.tensor(places, dtype=torch.int64, device=slots.device)
-    return addresses.view(-1, pool.num_kv_heads)
+def _by_index(pool: KVPool, tensors: Mapping[str, torch.Tensor], side: Side) -> torch.Tensor:
+    """The scales per token as [NB, K, BS], a view."""
+    return pool.layout.scale_digits().in_logical_order(tensors[f"{side}_scale"], pool.scale_shape)
 
 
 def _check_given_scales(pool: KVPool, tensors: Mapping[str, torch.Tensor]) -> None:

@@ -13,7 +13,7 @@ from syncline.model_ops_rocm.backends import Backend, OpEntry
 from syncline.model_ops_rocm.checks import FLOAT_DTYPES
 from syncline.model_ops_rocm.reference.activation import silu_and_mul
 from syncline.model_ops_rocm.reference.advance import advance
-from syncline.model_ops_rocm.reference.attention import TorchPagedAttention
+from syncline.model_ops_rocm.reference.attention import TorchPagedAttention, merge_states
 from syncline.model_ops_rocm.reference.fused import (
     qk_norm_rope_kv_write,
     quantise_activation,
@@ -41,6 +41,7 @@ _IMPLEMENTATIONS: Final[Mapping[str, object]] = {
     "rms_norm_quant": rms_norm_quant,
     "silu_and_mul_quant": silu_and_mul_quant,
     "qk_norm_rope_kv_write": qk_norm_rope_kv_write,
+    "merge_states": merge_states,
 }
 
 

@@ -6,6 +6,7 @@ from syncline.model_ops_rocm.testing.paged import (
     make_metadata,
     make_paged_kv,
     naive_attention,
+    naive_states,
 )
 from syncline.model_ops_rocm.testing.stored import (
     SOME_RECIPES,
@@ -33,6 +34,7 @@ __all__ = [
     "make_metadata",
     "make_paged_kv",
     "naive_attention",
+    "naive_states",
     "part_of",
     "uneven",
 ]

@@ -94,14 +94,31 @@ def naive_attention(
     q_TNH: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scale: float
 ) -> torch.Tensor:
     """float64 [n, N, D]: causal attention of the last n tokens of one sequence, term by term."""
+    return naive_states(q_TNH, keys, values, scale)[0]
+
+
+def naive_states(
+    q_TNH: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    scale: float,
+    *,
+    window: int | None = None,
+    sinks_N: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """float64 `naive_attention`, and the logarithm of each softmax's divisor [n, N]."""
     num_queries, num_heads, _ = q_TNH.shape
     num_keys, num_kv_heads, _ = keys.shape
     result = torch.zeros(q_TNH.shape, dtype=torch.float64)
+    lse = torch.full((num_queries, num_heads), float("-inf"), dtype=torch.float64)
     for query in range(num_queries):
-        visible = num_keys - num_queries + query + 1
+        stop = num_keys - num_queries + query + 1
+        start = 0 if window is None else max(stop - window, 0)
         for head in range(num_heads):
             kv_head = head // (num_heads // num_kv_heads)
-            scores = keys[:visible, kv_head].double() @ q_TNH[query, head].double() * scale
-            weights = torch.softmax(scores, dim=0)
-            result[query, head] = weights @ values[:visible, kv_head].double()
-    return result
+            scores = keys[start:stop, kv_head].double() @ q_TNH[query, head].double() * scale
+            every = scores if sinks_N is None else torch.cat((scores, sinks_N[head : head + 1]))
+            lse[query, head] = torch.logsumexp(every.double(), dim=0)
+            weights = torch.exp(scores - lse[query, head])
+            result[query, head] = weights @ values[start:stop, kv_head].double()
+    return result, lse

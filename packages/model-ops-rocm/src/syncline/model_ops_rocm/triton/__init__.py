@@ -48,6 +48,8 @@ _OPS: Final[Mapping[str, _Op]] = {
     "rms_norm_quant": _Op("norm", "rms_norm_quant"),
     "silu_and_mul_quant": _Op("activation", "silu_and_mul_quant"),
     "qk_norm_rope_kv_write": _Op("heads", "qk_norm_rope_kv_write"),
+    "paged_attention": _Op("attention", "PAGED"),
+    "merge_states": _Op("merge", "merge_states"),
 }
 
 

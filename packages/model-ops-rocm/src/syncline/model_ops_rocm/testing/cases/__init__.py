@@ -11,12 +11,18 @@ from typing import Final
 
 import torch
 
-from syncline.model_ops_rocm.testing.cases import decoding, dense, fused, kv
+from syncline.model_ops_rocm.testing.cases import attention, decoding, dense, fused, kv
 from syncline.model_ops_rocm.testing.parity import Case
 
-CASES: Final[tuple[Case, ...]] = (*dense.CASES, *kv.CASES, *decoding.CASES, *fused.CASES)
+CASES: Final[tuple[Case, ...]] = (
+    *attention.CASES,
+    *decoding.CASES,
+    *dense.CASES,
+    *fused.CASES,
+    *kv.CASES,
+)
 TOLERANCES: Final[Mapping[tuple[str, torch.dtype], tuple[float, float]]] = MappingProxyType(
-    {**dense.TOLERANCES, **fused.TOLERANCES}
+    {**attention.TOLERANCES, **dense.TOLERANCES, **fused.TOLERANCES}
 )
 
 

@@ -1,7 +1,7 @@
 """Writing and copying KV blocks by Triton; knows slots and block ids, not who holds them."""
 
 from collections.abc import Sequence as SequenceABC
-from typing import Final
+from typing import Final, NamedTuple
 
 import torch
 
@@ -12,33 +12,95 @@ from syncline.model_ops_rocm.arguments import (
     check_host_pairs,
     check_kv_write,
 )
+from syncline.model_ops_rocm.arguments_attention import (
+    check_layout_write,
+    pool_of,
+    require_support,
+)
 from syncline.model_ops_rocm.checks import require_contiguous, require_pairs, require_workspace
+from syncline.model_ops_rocm.contracts.attention import KVScales
+from syncline.model_ops_rocm.kv.layout import KVLayout
+from syncline.model_ops_rocm.kv.pool import KVPool
+from syncline.model_ops_rocm.kv.support import KVSupport
+from syncline.model_ops_rocm.quant import FP8_MAX, CodeType
 from syncline.model_ops_rocm.triton.geometry import power_of_two
-from syncline.model_ops_rocm.triton.kernels.kv import copy_blocks_kernel, kv_write_kernel
-from syncline.model_ops_rocm.triton.launch import LAUNCHER, require_reachable
+from syncline.model_ops_rocm.triton.kernels.kv import (
+    copy_blocks_kernel,
+    kv_write_kernel,
+    kv_write_layout_kernel,
+)
+from syncline.model_ops_rocm.triton.kv_places import places_of, scales_per
+from syncline.model_ops_rocm.triton.launch import IS_INTERPRETED, LAUNCHER, require_reachable
+from syncline.model_ops_rocm.triton.targets import casts_natively
+
+SUPPORT: Final = KVSupport(op=KV_WRITE, backend="triton", max_head_dim=256)
+_CODES: Final = {
+    torch.float8_e4m3fn: CodeType.E4M3FN,
+    torch.float8_e4m3fnuz: CodeType.E4M3FNUZ,
+}
 
 
-def kv_write(
+class TritonKVWrite:
+    """See `contracts.KVWrite`; -1 costs nothing here, so `may_skip` changes nothing."""
+
+    __slots__ = ()
+
+    @property
+    def kv_support(self) -> KVSupport:
+        return SUPPORT
+
+    def __call__(  # noqa: PLR0913 - the contract's
+        self,
+        k_TKH: torch.Tensor,
+        v_TKH: torch.Tensor,
+        k_cache: torch.Tensor,
+        v_cache: torch.Tensor,
+        slot_mapping: torch.Tensor,
+        *,
+        may_skip: bool = True,
+        layout: KVLayout | None = None,
+        kv_scales: KVScales | None = None,
+    ) -> None:
+        if layout is None:
+            _check_caches(KV_WRITE, k_cache, v_cache)
+            pool = None
+            num_tokens = check_kv_write(k_TKH, v_TKH, k_cache, slot_mapping)
+        else:
+            pool = pool_of(KV_WRITE, k_cache, v_cache, layout, kv_scales)
+            num_tokens = check_layout_write(k_TKH, v_TKH, pool, slot_mapping)
+            require_support(KV_WRITE, SUPPORT, pool)
+        scales = kv_scales or (None, None)
+        require_reachable(KV_WRITE, k=k_TKH, v=v_TKH, k_cache=k_cache, v_cache=v_cache)
+        require_reachable(KV_WRITE, slot_mapping=slot_mapping, k_scale=scales[0], v_scale=scales[1])
+        if num_tokens == 0 or k_cache.numel() == 0:
+            return
+        if pool is None:
+            _write_plain(k_TKH, v_TKH, k_cache, v_cache, slot_mapping)
+        else:
+            _write_stored(_Source(k_TKH, v_TKH, slot_mapping), (k_cache, v_cache), scales, pool)
+
+
+kv_write: Final = TritonKVWrite()
+
+
+class _Source(NamedTuple):
+    k: torch.Tensor
+    v: torch.Tensor
+    slots: torch.Tensor
+
+
+def _write_plain(
     k_TKH: torch.Tensor,
     v_TKH: torch.Tensor,
     k_cache: torch.Tensor,
     v_cache: torch.Tensor,
     slot_mapping: torch.Tensor,
-    *,
-    may_skip: bool = True,
 ) -> None:
-    """See `contracts.KVWrite`; -1 costs nothing here, so `may_skip` changes nothing."""
-    _check_caches(KV_WRITE, k_cache, v_cache)
     num_blocks, num_kv_heads, block_size, head_dim = k_cache.shape
-    num_tokens = check_kv_write(k_TKH, v_TKH, k_cache, slot_mapping)
-    require_reachable(KV_WRITE, k=k_TKH, v=v_TKH, k_cache=k_cache, v_cache=v_cache)
-    require_reachable(KV_WRITE, slot_mapping=slot_mapping)
-    if num_tokens == 0 or k_cache.numel() == 0:
-        return
     chosen = LAUNCHER.config(KV_WRITE, k_cache.dtype, head_dim)
     LAUNCHER.launch(
         kv_write_kernel,
-        (num_tokens, -(-num_kv_heads // chosen[1].constants["BLOCK_HEADS"])),
+        (k_TKH.shape[0], -(-num_kv_heads // chosen[1].constants["BLOCK_HEADS"])),
         chosen,
         (
             *(k_TKH, v_TKH, k_cache, v_cache, slot_mapping, num_blocks * block_size),
@@ -51,6 +113,49 @@ def kv_write(
             "HEAD_DIM": head_dim,
             "BLOCK_SIZE": block_size,
             "BLOCK_DIM": power_of_two(head_dim),
+        },
+    )
+
+
+def _write_stored(
+    source: _Source,
+    caches: tuple[torch.Tensor, torch.Tensor],
+    scales: tuple[torch.Tensor | None, torch.Tensor | None],
+    pool: KVPool,
+) -> None:
+    """Into the order and with the codes of a layout."""
+    k, v, stored = source.k, source.v, caches
+    if pool.layout.dtype.itemsize == 1:
+        stored = (caches[0].view(torch.uint8), caches[1].view(torch.uint8))
+        if k.itemsize == 1:
+            k, v = k.view(torch.uint8), v.view(torch.uint8)
+    chosen = LAUNCHER.config(
+        KV_WRITE, torch.bfloat16 if k.itemsize == 1 else k.dtype, pool.head_dim
+    )
+    code = _CODES.get(pool.layout.dtype, CodeType.E4M3FN)
+    places = places_of(pool)
+    LAUNCHER.launch(
+        kv_write_layout_kernel,
+        (k.shape[0], -(-pool.num_kv_heads // chosen[1].constants["BLOCK_HEADS"])),
+        chosen,
+        (
+            *(k, v, *stored, *scales, source.slots, pool.num_slots),
+            *k.stride(),
+            *v.stride(),
+            source.slots.stride(0),
+            *places[2:],
+        ),
+        {
+            "KEYS": places.keys,
+            "VALUES": places.values,
+            "CODE": str(code),
+            "NATIVE": casts_natively(chosen[0].arch, code) and not IS_INTERPRETED,
+            "CLAMP": FP8_MAX.get(pool.layout.dtype, 0.0),
+            "SCALES_PER": scales_per(pool),
+            "NUM_HEADS": pool.num_kv_heads,
+            "HEAD_DIM": pool.head_dim,
+            "BLOCK_SIZE": pool.layout.kernel_block_size,
+            "BLOCK_DIM": power_of_two(pool.head_dim),
         },
     )
 

@@ -1,0 +1,82 @@
+"""Configurations of paged attention and of merging its parts; imports no Triton.
+
+Buckets are head_dims. Kinds: `decode`, rows of few queries, which reading KV bounds; `prefill`,
+rows of many, which multiplying bounds; `invariant`, all rows of the batch-invariant variant, which
+has one shape of tile and no fused roundings, so that the two loops of the kernel round alike.
+BLOCK_N is tokens of KV, BLOCK_M query heads times tokens.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from types import MappingProxyType
+from typing import Final
+
+import torch
+
+from syncline.model_ops_rocm.triton.configs.base import HALF_DTYPES, ConfigKey, Row
+from syncline.model_ops_rocm.triton.targets import LaunchConfig
+
+MAX_HEAD_DIM: Final = 256
+# Programs that fill a device: its multiprocessors or compute units, twice.
+WANTED_PROGRAMS: Final[Mapping[str, int]] = MappingProxyType(
+    {"gfx942": 608, "gfx950": 512, "sm_90": 264}
+)
+
+
+def _tiles(
+    num_warps: int, num_stages: int, block_n: int, block_m: int | None = None
+) -> LaunchConfig:
+    constants = {"BLOCK_N": block_n}
+    if block_m is not None:
+        constants["BLOCK_M"] = block_m
+    return LaunchConfig(
+        num_warps=num_warps, num_stages=num_stages, constants=constants, fuses_multiply_add=True
+    )
+
+
+def _unfused(config: LaunchConfig) -> LaunchConfig:
+    return replace(config, fuses_multiply_add=False)
+
+
+Kinds = Mapping[str, Mapping[int, LaunchConfig]]
+_SM_90: Final[Kinds] = {
+    "decode": {64: _tiles(4, 4, 64), 128: _tiles(4, 3, 64), 256: _tiles(4, 2, 64)},
+    "prefill": {64: _tiles(4, 3, 64, 128), 128: _tiles(8, 2, 64, 128), 256: _tiles(8, 2, 32, 128)},
+    "invariant": {
+        128: _unfused(_tiles(4, 2, 64, 64)),
+        256: _unfused(_tiles(4, 2, 32, 64)),
+    },
+}
+_AMD: Final[Kinds] = {
+    "decode": {64: _tiles(4, 2, 64), 128: _tiles(4, 2, 32), 256: _tiles(4, 1, 32)},
+    "prefill": {64: _tiles(4, 2, 64, 128), 128: _tiles(4, 1, 64, 128), 256: _tiles(8, 1, 32, 128)},
+    "invariant": {
+        128: _unfused(_tiles(4, 1, 64, 64)),
+        256: _unfused(_tiles(4, 1, 32, 64)),
+    },
+}
+# Products in float32 are no matrix instructions: it is here to test the rest.
+_FLOAT32: Final[Kinds] = {
+    "decode": {256: _tiles(4, 1, 16)},
+    "prefill": {256: _tiles(4, 1, 16, 16)},
+    "invariant": {256: _unfused(_tiles(4, 1, 16, 16))},
+}
+
+
+def _rows(arch: str, dtype: torch.dtype, kinds: Kinds) -> Iterator[Row]:
+    for kind, buckets in kinds.items():
+        for up_to, config in buckets.items():
+            # Models come in bfloat16: of float16 the narrow heads have no row of their own.
+            if dtype != torch.float16 or up_to != 64:
+                yield ConfigKey("paged_attention", arch, dtype, up_to, kind), config
+
+
+def table() -> Iterator[Row]:
+    """Every row."""
+    for arch, halves in (("gfx942", _AMD), ("gfx950", _AMD), ("sm_90", _SM_90)):
+        for dtype in HALF_DTYPES:
+            yield from _rows(arch, dtype, halves)
+        yield from _rows(arch, torch.float32, _FLOAT32)
+        for dtype in (*HALF_DTYPES, torch.float32):
+            merge = LaunchConfig(num_warps=4)
+            yield ConfigKey("merge_states", arch, dtype, MAX_HEAD_DIM), merge

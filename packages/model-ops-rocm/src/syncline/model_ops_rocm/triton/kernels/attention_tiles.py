@@ -1,0 +1,210 @@
+"""The inner part of paged attention: tiles of queries against tiles of cached keys and values.
+
+Unit: BLOCK_M rows of queries, which are BLOCK_M // PACKED tokens of the PACKED query heads that
+share a key/value head, and BLOCK_N tokens of KV, at absolute multiples of BLOCK_N. Scores are in
+log2. Knows no grid.
+
+Where an element of a cache is, eight numbers say (`KEYS`, `VALUES`): the strides of a block and of
+a head, then for a slot and for a dimension (split, outer, inner): index i of them is at
+i // split * outer + i % split * inner.
+Source: online softmax over tiles, FlashAttention-2 (arXiv:2307.08691).
+"""
+
+import triton
+import triton.language as tl
+
+LOG2_E: tl.constexpr = tl.constexpr(1.4426950408889634)
+LN_2: tl.constexpr = tl.constexpr(0.6931471805599453)
+# Below every score, and finite: a row that has seen nothing yet weighs it by exp2(0), not NaN.
+LOWEST: tl.constexpr = tl.constexpr(-1.0e30)
+# What is stored, CODE: a number of the queries' dtype, or a byte of fp8 that the target converts,
+# or one that integers do.
+NUMBER: tl.constexpr = tl.constexpr(0)
+NATIVE_E4M3FN: tl.constexpr = tl.constexpr(1)
+NATIVE_E4M3FNUZ: tl.constexpr = tl.constexpr(2)
+BYTE_E4M3FN: tl.constexpr = tl.constexpr(3)
+
+
+@triton.jit
+def along(index, SPLIT: tl.constexpr, OUTER: tl.constexpr, INNER: tl.constexpr):
+    if SPLIT == 1:
+        return index * OUTER
+    else:
+        return index // SPLIT * OUTER + index % SPLIT * INNER
+
+
+@triton.jit
+def decoded(x, dtype: tl.constexpr, CODE: tl.constexpr):
+    """Stored elements as numbers of `dtype`; every fp8 code is one exactly."""
+    if CODE == NUMBER:
+        return x
+    elif CODE == NATIVE_E4M3FN:
+        return x.to(tl.float8e4nv, bitcast=True).to(dtype)
+    elif CODE == NATIVE_E4M3FNUZ:
+        return x.to(tl.float8e4b8, bitcast=True).to(dtype)
+    else:
+        # A code's exponent and fraction are those of a float16 that is 2^8, or 2^7, times smaller.
+        wide = x.to(tl.uint16)
+        half = (((wide & 0x80) << 8) | ((wide & 0x7F) << 7)).to(tl.float16, bitcast=True)
+        if CODE == BYTE_E4M3FN:
+            number = half.to(tl.float32) * 256.0
+            number = tl.where((x & 0x7F) == 0x7F, float("nan"), number)
+        else:
+            number = half.to(tl.float32) * 128.0
+            number = tl.where(x == 0x80, float("nan"), number)
+        return number.to(dtype)
+
+
+@triton.jit
+def query_rows(
+    q_block,
+    q_len,
+    kv_head,
+    head_group,
+    BLOCK_M: tl.constexpr,
+    PACKED: tl.constexpr,
+    GROUP: tl.constexpr,
+):
+    """Token of the row's queries and query head of each tile row, and whether it is one."""
+    BLOCK_Q: tl.constexpr = BLOCK_M // PACKED
+    rows = tl.arange(0, BLOCK_M)
+    tokens = q_block * BLOCK_Q + rows // PACKED
+    members = head_group * PACKED + rows % PACKED
+    is_row = (rows < BLOCK_Q * PACKED) & (tokens < q_len) & (members < GROUP)
+    return tokens, kv_head * GROUP + members, is_row
+
+
+@triton.jit
+def _blocks(table, start, is_used, seq_len, BLOCK_SIZE: tl.constexpr, BLOCK_N: tl.constexpr):
+    """Ids of the block, or blocks, that hold tokens [start, start + BLOCK_N).
+
+    Past the last token a table holds anything: block 0 exists, and is not looked at.
+    """
+    if BLOCK_SIZE % BLOCK_N == 0:
+        return tl.load(table[0] + start // BLOCK_SIZE * table[1], mask=is_used, other=0)
+    else:
+        tokens = start + tl.arange(0, BLOCK_N)
+        entries = table[0] + tokens // BLOCK_SIZE * table[1]
+        return tl.load(entries, mask=is_used & (tokens < seq_len), other=0)
+
+
+@triton.jit
+def _tile(at, dims, is_token, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, IS_CUT: tl.constexpr):
+    """Elements [BLOCK_N, BLOCK_D]; zero past the head, and with IS_CUT where no token is."""
+    if HEAD_DIM == BLOCK_D:
+        if IS_CUT:
+            return tl.load(at, mask=is_token[:, None], other=0)
+        else:
+            return tl.load(at)
+    elif IS_CUT:
+        return tl.load(at, mask=is_token[:, None] & (dims < HEAD_DIM)[None, :], other=0)
+    else:
+        return tl.load(at, mask=(dims < HEAD_DIM)[None, :], other=0)
+
+
+@triton.jit
+def walk(  # noqa: PLR0915 - one loop
+    state,
+    q,
+    positions,
+    tiles,
+    cache,
+    table,
+    scales,
+    seq_len,
+    qk_scale,
+    WINDOW: tl.constexpr,
+    MASKED: tl.constexpr,
+    SHAPE: tl.constexpr,
+    KEYS: tl.constexpr,
+    VALUES: tl.constexpr,
+    CODE: tl.constexpr,
+    SCALES_PER: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
+    """Adds tiles [first, last) to (sums, top, total) of each row.
+
+    `cache` is the pointers to this head's keys and values, `table` (pointer, stride) of the row's
+    block ids, `scales` pointers to those of keys and values, and of this head the offset, and the
+    strides of a block and a slot, if SCALES_PER is 3, per token; SHAPE (BLOCK_SIZE, HEAD_DIM,
+    BLOCK_D). Without MASKED every row sees every token of the tiles.
+    """
+    acc, top, total = state
+    BLOCK_SIZE: tl.constexpr = SHAPE[0]
+    HEAD_DIM: tl.constexpr = SHAPE[1]
+    BLOCK_D: tl.constexpr = SHAPE[2]
+    dims = tl.arange(0, BLOCK_D)
+    k_dims = along(dims, KEYS[5], KEYS[6], KEYS[7])
+    v_dims = along(dims, VALUES[5], VALUES[6], VALUES[7])
+    # Read one tile ahead: a load that waits for another is not started early by the compiler.
+    next_block = _blocks(
+        table, tiles[0] * BLOCK_N, tiles[0] < tiles[1], seq_len, BLOCK_SIZE, BLOCK_N
+    )
+    for tile in range(tiles[0], tiles[1]):
+        start = tile * BLOCK_N
+        tokens = start + tl.arange(0, BLOCK_N)
+        block = next_block.to(tl.int64)
+        next_block = _blocks(
+            table, start + BLOCK_N, tile + 1 < tiles[1], seq_len, BLOCK_SIZE, BLOCK_N
+        )
+        if BLOCK_SIZE % BLOCK_N == 0:
+            slots = start % BLOCK_SIZE + tl.arange(0, BLOCK_N)
+        else:
+            slots = tokens % BLOCK_SIZE
+        k_at = cache[0] + block * KEYS[0] + along(slots, KEYS[2], KEYS[3], KEYS[4])
+        v_at = cache[1] + block * VALUES[0] + along(slots, VALUES[2], VALUES[3], VALUES[4])
+        k_at = k_at[:, None] + k_dims[None, :]
+        v_at = v_at[:, None] + v_dims[None, :]
+        k = _tile(k_at, dims, tokens < seq_len, HEAD_DIM, BLOCK_D, False)
+        k = decoded(k, q.dtype, CODE)
+        scores = tl.dot(q, tl.trans(k), input_precision="ieee")
+        if SCALES_PER == 3:
+            at = scales[2] + block * scales[3] + slots * scales[4]
+            k_scale = tl.load(scales[0] + at, mask=tokens < seq_len, other=0.0)
+            v_scale = tl.load(scales[1] + at, mask=tokens < seq_len, other=0.0)
+            scores *= k_scale[None, :]
+        if MASKED:
+            is_seen = tokens[None, :] <= positions[:, None]
+            if WINDOW > 0:
+                is_seen &= tokens[None, :] > positions[:, None] - WINDOW
+            scores = tl.where(is_seen, scores, float("-inf"))
+        new_top = tl.maximum(top, tl.max(scores, 1) * qk_scale)
+        weights = tl.exp2(scores * qk_scale - new_top[:, None])
+        shrink = tl.exp2(top - new_top)
+        total = total * shrink + tl.sum(weights, 1)
+        acc = acc * shrink[:, None]
+        if SCALES_PER == 3:
+            weights *= v_scale[None, :]
+        # A slot past the sequence may hold NaN, which a weight of 0 would let through.
+        v = _tile(v_at, dims, tokens < seq_len, HEAD_DIM, BLOCK_D, MASKED)
+        v = decoded(v, q.dtype, CODE)
+        acc = tl.dot(weights.to(q.dtype), v, acc, input_precision="ieee")
+        top = new_top
+    return acc, top, total
+
+
+@triton.jit
+def start_state(heads, is_row, sinks_ptr, is_first, BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr):
+    """What a row has before it sees a token: its head's sink, if it has one."""
+    acc = tl.zeros([BLOCK_M, BLOCK_D], dtype=tl.float32)
+    if sinks_ptr is None:
+        top = tl.full([BLOCK_M], LOWEST, dtype=tl.float32)
+        total = tl.zeros([BLOCK_M], dtype=tl.float32)
+    else:
+        sinks = tl.load(sinks_ptr + heads, mask=is_row & is_first, other=float("-inf"))
+        sinks = sinks.to(tl.float32) * LOG2_E
+        top = tl.maximum(sinks, LOWEST)
+        total = tl.exp2(sinks - top)
+    return acc, top, total
+
+
+@triton.jit
+def finished(state, v_scale):
+    """The weighted mean of the values, and the natural logarithm of the weights' sum."""
+    acc, top, total = state
+    is_empty = total == 0.0
+    total = tl.where(is_empty, 1.0, total)
+    mean = acc / total[:, None] * v_scale
+    log = tl.log2(total)
+    lse = tl.where(is_empty, float("-inf"), (top + log) * LN_2)
+    return mean, lse

@@ -1,0 +1,170 @@
+"""Speed of paged attention: decode against reading its KV once, prefill against a matmul.
+
+Random numbers, and blocks in random order. A prefill's floor is that of its causal products alone.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+import torch.nn.functional as F
+from gpu_timing import Machine, Row, node_seconds, num_operands
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from syncline.model_ops_rocm import AttentionMetadata, detect_arch, select
+from syncline.model_ops_rocm.kv import KVLayout, KVOrder, KVScale
+
+HEAD_DIM: Final = 128
+BLOCK_SIZE: Final = 64
+SCALE: Final = HEAD_DIM**-0.5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    """Rows of equal length; every one has `query_len` queries, the last of its tokens."""
+
+    num_rows: int
+    context: int
+    num_heads: int
+    num_kv_heads: int
+    query_len: int = 1
+    is_fp8: bool = False
+    batch_invariant: bool = False
+
+    @property
+    def kv_bytes(self) -> int:
+        numbers = 2 * self.num_rows * self.context * self.num_kv_heads * HEAD_DIM
+        return numbers if self.is_fp8 else 2 * numbers
+
+    @property
+    def name(self) -> str:
+        extras = (", fp8 KV" if self.is_fp8 else "") + (", invariant" * self.batch_invariant)
+        heads = f"heads {self.num_heads}/{self.num_kv_heads}"
+        return f"{self.num_rows} x {self.context:,}, {heads}{extras}"
+
+
+def rows(machine: Machine, *, quick: bool) -> Iterator[Row]:
+    """The promised shapes; with others beside them unless `quick`."""
+    for num_kv_heads in (8, 4):
+        for num_rows, context, target in ((64, 2_048, 0.88), (256, 2_048, 0.88), (8, 512, 0.6)):
+            shape = Shape(
+                num_rows=num_rows, context=context, num_heads=32, num_kv_heads=num_kv_heads
+            )
+            yield _decode(machine, shape, target)
+    yield from _prefill(
+        machine,
+        Shape(num_rows=1, context=8_192, num_heads=32, num_kv_heads=8, query_len=8_192),
+        0.45,
+    )
+    if quick:
+        return
+    for num_rows, context in ((1, 2_048), (1, 32_768), (64, 512), (256, 512)):
+        shape = Shape(num_rows=num_rows, context=context, num_heads=32, num_kv_heads=8)
+        yield _decode(machine, shape, None)
+    for is_fp8, batch_invariant in ((True, False), (False, True)):
+        shape = Shape(
+            num_rows=256,
+            context=2_048,
+            num_heads=32,
+            num_kv_heads=8,
+            is_fp8=is_fp8,
+            batch_invariant=batch_invariant,
+        )
+        yield _decode(machine, shape, None)
+    invariant = Shape(
+        num_rows=1,
+        context=8_192,
+        num_heads=32,
+        num_kv_heads=8,
+        query_len=8_192,
+        batch_invariant=True,
+    )
+    yield from _prefill(machine, invariant, None)
+
+
+def _call(shape: Shape, seed: int, workspace: torch.Tensor) -> Callable[[], object]:
+    """One call with its own pool."""
+    op = select("paged_attention", backend="triton", arch=detect_arch(), dtype=torch.bfloat16)
+    make = torch.Generator(device="cuda").manual_seed(seed)
+    width = -(-shape.context // BLOCK_SIZE)
+    num_blocks = shape.num_rows * width + 7
+    size = (num_blocks, shape.num_kv_heads, BLOCK_SIZE, HEAD_DIM)
+    k, v = (
+        torch.randn(size, dtype=torch.bfloat16, device="cuda", generator=make) for _ in range(2)
+    )
+    layout, scales = None, None
+    if shape.is_fp8:
+        k, v = k.to(torch.float8_e4m3fn), v.to(torch.float8_e4m3fn)
+        layout = KVLayout(
+            order=KVOrder.HND,
+            dtype=k.dtype,
+            kernel_block_size=BLOCK_SIZE,
+            scale=KVScale.TENSOR,
+        )
+        scales = (torch.ones(1, device="cuda"), torch.ones(1, device="cuda"))
+    order = torch.randperm(num_blocks, device="cuda", generator=make)[: shape.num_rows * width]
+    starts = torch.arange(shape.num_rows + 1, dtype=torch.int32, device="cuda")
+    meta = AttentionMetadata(
+        query_start_loc=starts * shape.query_len,
+        seq_lens=torch.full((shape.num_rows,), shape.context, dtype=torch.int32, device="cuda"),
+        block_tables=order.to(torch.int32).view(shape.num_rows, width),
+        num_decode_rows=shape.num_rows if shape.query_len == 1 else 0,
+        max_query_len=shape.query_len,
+    )
+    num_tokens = shape.num_rows * shape.query_len
+    q = torch.randn(
+        (num_tokens, shape.num_heads, HEAD_DIM),
+        dtype=torch.bfloat16,
+        device="cuda",
+        generator=make,
+    )
+    out = torch.empty_like(q)
+    return lambda: op(
+        *(q, k, v, meta),
+        scale=SCALE,
+        layout=layout,
+        kv_scales=scales,
+        batch_invariant=shape.batch_invariant,
+        out=out,
+        workspace=workspace,
+    )
+
+
+def _decode(machine: Machine, shape: Shape, target: float | None) -> Row:
+    workspace = torch.empty(2**26, dtype=torch.uint8, device="cuda")
+    calls = [_call(shape, seed, workspace) for seed in range(num_operands(shape.kv_bytes))]
+    return Row(
+        op="decode attention",
+        shape=shape.name,
+        backend="triton",
+        seconds=node_seconds(calls),
+        floor_s=shape.kv_bytes / machine.copy_bytes_per_s,
+        target=target,
+    )
+
+
+def _prefill(machine: Machine, shape: Shape, target: float | None) -> Iterator[Row]:
+    """Ours, and PyTorch's on contiguous keys and values."""
+    length = shape.context
+    floor_s = 2 * length**2 * shape.num_heads * HEAD_DIM / machine.matmul_flop_per_s
+    workspace = torch.empty(0, dtype=torch.uint8, device="cuda")
+    ours = node_seconds([_call(shape, 0, workspace)] * 2)
+    heads = (shape.num_heads, shape.num_kv_heads, shape.num_kv_heads)
+    q, k, v = (
+        torch.randn(1, num, length, HEAD_DIM, dtype=torch.bfloat16, device="cuda") for num in heads
+    )
+    k, v = (one.repeat_interleave(shape.num_heads // shape.num_kv_heads, dim=1) for one in (k, v))
+    with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
+        theirs = node_seconds(
+            [lambda: F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=SCALE)] * 2
+        )
+    for backend, seconds, promised in (("triton", ours, target), ("flash SDPA", theirs, None)):
+        yield Row(
+            op="prefill attention",
+            shape=shape.name,
+            backend=backend,
+            seconds=seconds,
+            floor_s=floor_s,
+            target=promised,
+        )

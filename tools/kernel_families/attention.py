@@ -1,0 +1,77 @@
+"""The launches of paged attention and of merging its parts."""
+
+from collections.abc import Iterator, Mapping
+from typing import Final
+
+import torch
+
+from kernel_families.base import Arguments, Calls, Rules, empty, pools
+from syncline.model_ops_rocm import AttentionMetadata
+from syncline.model_ops_rocm.kv import KVLayout, KVOrder, KVScale
+from syncline.model_ops_rocm.triton.configs.base import ConfigKey
+
+_NUM_HEADS: Final = 32
+_NUM_KV_HEADS: Final = 8
+_BLOCK_SIZE: Final = 64
+
+
+def _numbers(*shape: int) -> torch.Tensor:
+    return torch.empty(shape, dtype=torch.int32, device="meta")
+
+
+def _metadata(key: ConfigKey, num_tokens: int) -> AttentionMetadata:
+    is_decode = key.kind == "decode"
+    num_rows = num_tokens if is_decode else 2
+    return AttentionMetadata(
+        query_start_loc=_numbers(num_rows + 1),
+        seq_lens=_numbers(num_rows),
+        block_tables=_numbers(num_rows, 32),
+        num_decode_rows=num_rows if is_decode else 0,
+        max_query_len=num_tokens,
+    )
+
+
+def _attention(key: ConfigKey, num_tokens: int) -> Iterator[tuple[str, Arguments]]:
+    head_dim = key.up_to
+    for variant, num_blocks in pools(key, _NUM_KV_HEADS * _BLOCK_SIZE * head_dim):
+        is_told_apart = key.arch != "sm_90" and head_dim == 128 and key.dtype == torch.bfloat16
+        if variant == "over-2-GiB" and not is_told_apart:
+            continue
+        pool = empty(key, num_blocks, _NUM_KV_HEADS, _BLOCK_SIZE, head_dim)
+        arguments: Arguments = {
+            "q_TNH": empty(key, num_tokens, _NUM_HEADS, head_dim),
+            "k_cache": pool,
+            "v_cache": pool,
+            "meta": _metadata(key, num_tokens),
+            "scale": head_dim**-0.5,
+            "out": empty(key, num_tokens, _NUM_HEADS, head_dim),
+            "batch_invariant": key.kind == "invariant",
+        }
+        yield variant, arguments
+        if variant == "under-2-GiB" and head_dim == 128 and key.dtype == torch.bfloat16:
+            yield "fp8", arguments | _in_codes(key.arch, pool.shape)
+
+
+def _in_codes(arch: str, shape: torch.Size) -> Arguments:
+    """A cache of the codes that `arch` converts itself, with a scale for each token."""
+    code = torch.float8_e4m3fnuz if arch == "gfx942" else torch.float8_e4m3fn
+    layout = KVLayout(
+        order=KVOrder.HND, dtype=code, kernel_block_size=_BLOCK_SIZE, scale=KVScale.TOKEN
+    )
+    pool = torch.empty(shape, dtype=code, device="meta")
+    scale = torch.empty(shape[:3], dtype=torch.float32, device="meta")
+    return {"k_cache": pool, "v_cache": pool, "layout": layout, "kv_scales": (scale, scale)}
+
+
+def _merges(key: ConfigKey, num_tokens: int) -> Iterator[tuple[str, Arguments]]:
+    shape = (2, num_tokens, _NUM_HEADS, 128)
+    lse = torch.empty(shape[:3], dtype=torch.float32, device="meta")
+    yield "two", {"parts_PTNH": empty(key, *shape), "lse_PTN": lse}
+
+
+CALLS: Final[Mapping[str, Calls]] = {"paged_attention": _attention, "merge_states": _merges}
+# Narrow: lengths, block ids and logarithms.
+RULES: Final[Mapping[str, Rules]] = {
+    "paged_attention": Rules(max_narrow_loads=40, max_narrow_stores=16, is_matrix=True),
+    "merge_states": Rules(max_narrow_loads=40, max_narrow_stores=1),
+}
