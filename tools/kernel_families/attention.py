@@ -53,13 +53,13 @@ def _attention(key: ConfigKey, num_tokens: int) -> Iterator[tuple[str, Arguments
 
 
 def _in_codes(arch: str, shape: torch.Size) -> Arguments:
-    """A cache of the codes that `arch` converts itself, with a scale for each token."""
+    """A cache of the codes that `arch` converts itself, with a scale for each head."""
     code = torch.float8_e4m3fnuz if arch == "gfx942" else torch.float8_e4m3fn
     layout = KVLayout(
-        order=KVOrder.HND, dtype=code, kernel_block_size=_BLOCK_SIZE, scale=KVScale.TOKEN
+        order=KVOrder.HND, dtype=code, kernel_block_size=_BLOCK_SIZE, scale=KVScale.HEAD
     )
     pool = torch.empty(shape, dtype=code, device="meta")
-    scale = torch.empty(shape[:3], dtype=torch.float32, device="meta")
+    scale = torch.empty(shape[1], dtype=torch.float32, device="meta")
     return {"k_cache": pool, "v_cache": pool, "layout": layout, "kv_scales": (scale, scale)}
 
 
@@ -72,6 +72,6 @@ def _merges(key: ConfigKey, num_tokens: int) -> Iterator[tuple[str, Arguments]]:
 CALLS: Final[Mapping[str, Calls]] = {"paged_attention": _attention, "merge_states": _merges}
 # Narrow: lengths, block ids and logarithms.
 RULES: Final[Mapping[str, Rules]] = {
-    "paged_attention": Rules(max_narrow_loads=40, max_narrow_stores=16, is_matrix=True),
+    "paged_attention": Rules(max_narrow_loads=16, max_narrow_stores=16, is_matrix=True),
     "merge_states": Rules(max_narrow_loads=40, max_narrow_stores=1),
 }

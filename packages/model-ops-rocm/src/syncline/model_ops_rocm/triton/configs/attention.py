@@ -49,7 +49,7 @@ _SM_90: Final[Kinds] = {
 }
 _AMD: Final[Kinds] = {
     "decode": {64: _tiles(4, 2, 64), 128: _tiles(4, 2, 32), 256: _tiles(4, 1, 32)},
-    "prefill": {64: _tiles(4, 2, 64, 128), 128: _tiles(4, 1, 64, 128), 256: _tiles(8, 1, 32, 128)},
+    "prefill": {64: _tiles(4, 2, 64, 128), 128: _tiles(8, 1, 64, 128), 256: _tiles(8, 1, 32, 128)},
     "invariant": {
         128: _unfused(_tiles(4, 1, 64, 64)),
         256: _unfused(_tiles(4, 1, 32, 64)),
