@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from types import ModuleType
 from typing import Final
 
-from kernel_families import attention, decoding, elementwise, fused, kv
+from kernel_families import attention, decoding, elementwise, fused, kv, storing
 from kernel_families.base import Launch, Rules
 from syncline.model_ops_rocm.triton.configs import CONFIGS
 
@@ -14,6 +14,7 @@ FAMILIES: Final[Mapping[str, ModuleType]] = {
     "fused": fused,
     "attention": attention,
     "kv": kv,
+    "storing": storing,
 }
 
 

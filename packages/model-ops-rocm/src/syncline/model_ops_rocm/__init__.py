@@ -8,11 +8,14 @@ GPU, Triton or AITER.
 from syncline.model_ops_rocm.arch import KNOWN_ARCHS, detect_arch
 from syncline.model_ops_rocm.contracts import (
     Advance,
+    AmaxInto,
     AttentionMetadata,
     DecodeFault,
     DecodeInputs,
     DecodeState,
     Embedding,
+    Encode,
+    EncodeGrouped,
     GatherRows,
     KVCopyBlocks,
     KVWrite,
@@ -39,7 +42,9 @@ from syncline.model_ops_rocm.errors import (
 )
 from syncline.model_ops_rocm.formats import (
     AmaxPartial,
+    CodedSource,
     Encoded,
+    EncodeJob,
     Padding,
     PerTokenFp8,
     Quantised,
@@ -68,11 +73,13 @@ from syncline.model_ops_rocm.registry import Availability, available, prepare, s
 __all__ = [
     "KNOWN_ARCHS",
     "Advance",
+    "AmaxInto",
     "AmaxPartial",
     "AttentionMetadata",
     "Availability",
     "BackendUnavailableError",
     "CodeType",
+    "CodedSource",
     "DecodeFault",
     "DecodeInputs",
     "DecodeState",
@@ -80,6 +87,9 @@ __all__ = [
     "E4m3fnuzWeight",
     "E8m0Mode",
     "Embedding",
+    "Encode",
+    "EncodeGrouped",
+    "EncodeJob",
     "Encoded",
     "FormatError",
     "GatherRows",

@@ -17,7 +17,10 @@ from syncline.model_ops_rocm.backends import Backend, Missing
 from syncline.model_ops_rocm.checks import FLOAT_DTYPES
 from syncline.model_ops_rocm.contracts import (
     Advance,
+    AmaxInto,
     Embedding,
+    Encode,
+    EncodeGrouped,
     GatherRows,
     KVCopyBlocks,
     KVWrite,
@@ -52,6 +55,9 @@ OPS: Final[dict[str, type]] = {
     "silu_and_mul_quant": SiluAndMulQuant,
     "qk_norm_rope_kv_write": QKNormRopeKVWrite,
     "merge_states": MergeStates,
+    "encode": Encode,
+    "encode_grouped": EncodeGrouped,
+    "amax_into": AmaxInto,
 }
 BACKENDS: Final[dict[str, Backend]] = {backend.name: backend for backend in (TORCH, TRITON, AITER)}
 # What each backend that was selected has loaded.
@@ -129,6 +135,18 @@ def select(
 def select(
     op: Literal["merge_states"], *, backend: str = ..., arch: str = ..., dtype: torch.dtype
 ) -> MergeStates: ...
+@overload
+def select(
+    op: Literal["encode"], *, backend: str = ..., arch: str = ..., dtype: torch.dtype
+) -> Encode: ...
+@overload
+def select(
+    op: Literal["encode_grouped"], *, backend: str = ..., arch: str = ..., dtype: torch.dtype
+) -> EncodeGrouped: ...
+@overload
+def select(
+    op: Literal["amax_into"], *, backend: str = ..., arch: str = ..., dtype: torch.dtype
+) -> AmaxInto: ...
 @overload
 def select(op: str, *, backend: str = ..., arch: str = ..., dtype: torch.dtype) -> object: ...
 def select(op: str, *, backend: str = "torch", arch: str = "cpu", dtype: torch.dtype) -> object:

@@ -43,14 +43,18 @@ from syncline.model_ops_rocm.contracts.fused import (
     RMSNormQuant,
     SiluAndMulQuant,
 )
+from syncline.model_ops_rocm.contracts.storing import AmaxInto, Encode, EncodeGrouped
 
 __all__ = [
     "Advance",
+    "AmaxInto",
     "AttentionMetadata",
     "DecodeFault",
     "DecodeInputs",
     "DecodeState",
     "Embedding",
+    "Encode",
+    "EncodeGrouped",
     "GatherRows",
     "KVCopyBlocks",
     "KVScales",

@@ -5,6 +5,8 @@ from syncline.model_ops_rocm.formats.checksums import (
     checksum_stored,
     checksum_tensor,
 )
+from syncline.model_ops_rocm.formats.coded import CodedSource
+from syncline.model_ops_rocm.formats.jobs import EncodeJob
 from syncline.model_ops_rocm.formats.padding import Padding
 from syncline.model_ops_rocm.formats.partials import AmaxPartial
 from syncline.model_ops_rocm.formats.per_token import PerTokenFp8
@@ -14,6 +16,8 @@ from syncline.model_ops_rocm.formats.storage_format import StorageFormat
 
 __all__ = [
     "AmaxPartial",
+    "CodedSource",
+    "EncodeJob",
     "Encoded",
     "Padding",
     "PerTokenFp8",

@@ -6,12 +6,19 @@ Unit: logical elements in, stored bytes out. First load and every later update g
 
 from collections.abc import Mapping
 from collections.abc import Sequence as SequenceABC
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NoReturn
 
 import torch
 
-from syncline.model_ops_rocm.errors import FormatError
+from syncline.model_ops_rocm.formats.coded import CodedSource
+from syncline.model_ops_rocm.formats.fitting import (
+    check_flag,
+    check_scales,
+    check_source,
+    check_stored,
+    refuse,
+)
 from syncline.model_ops_rocm.formats.padding import Padding
 from syncline.model_ops_rocm.formats.partials import AmaxPartial
 from syncline.model_ops_rocm.formats.quantised import Quantised
@@ -23,7 +30,8 @@ from syncline.model_ops_rocm.formats.recipes import (
     TensorSpec,
 )
 from syncline.model_ops_rocm.layouts import RowMajor, WeightLayout
-from syncline.model_ops_rocm.layouts.base import region_is_whole_tiles
+from syncline.model_ops_rocm.layouts.base import as_bits, region_is_whole_tiles
+from syncline.model_ops_rocm.layouts.places import Places, places_of, write_padded
 from syncline.model_ops_rocm.quant.blocks import amax_of_bits
 from syncline.model_ops_rocm.regions import (
     Region,
@@ -34,20 +42,26 @@ from syncline.model_ops_rocm.regions import (
     region_view,
 )
 
-_SOURCE_DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StorageFormat:
-    """A recipe, the layout of its "weight" tensor, and padding if any; compared by value."""
+    """A recipe, the layouts of "weight" and of "weight_scale", and padding; compared by value.
+
+    `scale_layout` may pad and merge rows, as the scale layouts do: then "weight_scale" has its
+    stored shape, and who stores the last row or column of scales stores the padding behind them.
+    """
 
     recipe: Recipe
     layout: WeightLayout = RowMajor()  # noqa: RUF009 (frozen, without fields)
     padding: Padding | None = None
+    scale_layout: WeightLayout = RowMajor()  # noqa: RUF009 (as above)
 
     def describe(self) -> str:
         padding = "" if self.padding is None else f"/{self.padding.describe()}"
-        return f"{self.recipe.describe()}/{self.layout.describe()}{padding}"
+        layouts = self.layout.describe()
+        if self.scale_layout != RowMajor():
+            layouts += f"/scales_{self.scale_layout.describe()}"
+        return f"{self.recipe.describe()}/{layouts}{padding}"
 
     def storage_spec(self, logical_shape: SequenceABC[int]) -> dict[str, TensorSpec]:
         """The tensors to allocate, by name: "weight", and the recipe's scales.
@@ -55,6 +69,11 @@ class StorageFormat:
         LayoutError, FormatError or ValueError if a weight of this shape cannot be stored so.
         """
         spec = self.recipe.storage_spec(self._padded_shape(logical_shape))
+        if WEIGHT_SCALE in spec:
+            scale = spec[WEIGHT_SCALE]
+            self.scale_places(logical_shape)
+            stored = self.scale_layout.stored_shape(scale.shape, scale.dtype)
+            spec[WEIGHT_SCALE] = TensorSpec(shape=stored, dtype=scale.dtype)
         weight = spec[WEIGHT]
         stored_shape = self.layout.stored_shape(weight.shape, weight.dtype)
         if stored_shape != weight.shape:
@@ -62,6 +81,18 @@ class StorageFormat:
             # padded is padded by the format, which records it.
             self._refuse(f"a layout that keeps the shape {list(weight.shape)}", list(stored_shape))
         return spec
+
+    def scale_grid(self, logical_shape: SequenceABC[int]) -> TensorSpec:
+        """The scales in logical order, as `scales` makes them. FormatError if there are none."""
+        return self._quantised().storage_spec(self._padded_shape(logical_shape))[WEIGHT_SCALE]
+
+    def scale_places(self, logical_shape: SequenceABC[int]) -> Places:
+        """Where a scale of the grid is stored within its matrix."""
+        grid = self.scale_grid(logical_shape)
+        places = places_of(self.scale_layout, grid.shape, grid.dtype)
+        if places is None:
+            self._refuse("a scale layout that is an order of digits", self.scale_layout.describe())
+        return places
 
     def region_is_encodable(
         self, logical_shape: SequenceABC[int], region: Region, *, scales_given: bool = False
@@ -72,7 +103,7 @@ class StorageFormat:
         """
         spec = self.storage_spec(logical_shape)
         check_region(logical_shape, region)
-        stored = self._padded_region(region)
+        stored = self.padded_region(region)
         codes = self.recipe.code_region(stored)
         if codes is None or not region_is_whole_tiles(self.layout, spec[WEIGHT].dtype, codes):
             return False
@@ -94,45 +125,51 @@ class StorageFormat:
         """
         spec = self.storage_spec(logical_shape)
         check_region(logical_shape, region)
-        padded, stored = self._padded_shape(logical_shape), self._padded_region(region)
+        padded, stored = self._padded_shape(logical_shape), self.padded_region(region)
         numel = region_numel(stored)
         whole = spec[WEIGHT].num_bytes
         num_bytes = 0 if numel == 0 else numel * whole // region_numel(full_region(padded))
         if num_bytes and self.recipe.is_whole_domain(padded, stored):
             for name, part in self.recipe.scale_region(padded, stored).items():
+                part = self.scale_part(part, logical_shape)
                 num_bytes += region_numel(part) * spec[name].dtype.itemsize
         return num_bytes
 
     def encode_into(
         self,
         out: Mapping[str, torch.Tensor],
-        source: torch.Tensor,
+        source: torch.Tensor | CodedSource,
         region: Region,
         *,
         scales: torch.Tensor | None = None,
         nonfinite: torch.Tensor | None = None,
+        backend: str = "torch",
     ) -> None:
         """Store `source`, the logical elements of `region`, in `out`, the whole slot's tensors.
 
         Casts, quantises, permutes once; changes no byte outside the region, and no byte at all if
         it raises. `source` is float64, float32, bfloat16 or float16; a recipe with scales rounds
-        float64 to float32 first.
-        With `scales`, the whole slot's as `scales` makes them, the region may cut their domains;
-        those that it touches are stored too.
+        float64 to float32 first. A `CodedSource` is kept bit for bit if it fits the recipe and no
+        scales are given, else its numbers are encoded.
+        With `scales`, the whole slot's in logical order as `scales` makes them, the region may cut
+        their domains; those that it touches are stored too.
         A source that is not finite, or a given scale that is no positive number, has no codes. It
         is refused; but with `nonfinite`, a bool tensor of one element, it is stored as zeros, and
         the tensor becomes true: nothing waits for the device, and the caller reads it later.
-        Without given scales such a block's scale is NaN, and so is all that it decodes to.
+        Without given scales such a block's scale is NaN, and so is all that it decodes to. (Codes
+        that are kept are kept, whatever they mean.)
+        `backend` names the op "encode" that does it, on the GPU at hand; the bytes are the same.
         Raises ValueError for a region outside the slot or values the recipe refuses, LayoutError or
-        FormatError for a broken precondition.
+        FormatError for a broken precondition, and what `select` raises for another backend.
         """
-        logical_shape = self._check_storage(out)
-        self._check_source(source, region, logical_shape)
-        self._check_flag(nonfinite)
-        if scales is not None:
-            self._check_scales(out, scales)
-        if not self.region_is_encodable(logical_shape, region, scales_given=scales is not None):
-            self._refuse_region(out, region, scales_given=scales is not None)
+        if backend != "torch":
+            # Here, since the registry's contracts know this class.
+            from syncline.model_ops_rocm.formats.by_backend import encode_by
+            from syncline.model_ops_rocm.formats.jobs import EncodeJob
+
+            encode_by(backend, EncodeJob(self, out, source, region, scales), nonfinite)
+            return
+        logical_shape = self.check_encode(out, source, region, scales=scales, nonfinite=nonfinite)
         if region_numel(region) == 0:
             return
         encoded = self._encode(source, region, logical_shape, scales)
@@ -144,7 +181,7 @@ class StorageFormat:
                     f"{self.describe()}: source must be finite, and given scales positive numbers;"
                     " got an infinity, a NaN, or a scale that is not"
                 )
-        padded, stored = self._padded_shape(logical_shape), self._padded_region(region)
+        padded, stored = self._padded_shape(logical_shape), self.padded_region(region)
         codes = self.recipe.code_region(stored)
         assert codes is not None
         weight = encoded.tensors[WEIGHT]
@@ -152,32 +189,72 @@ class StorageFormat:
             out[WEIGHT], weight.to(out[WEIGHT].device), codes, shape=out[WEIGHT].shape
         )
         for name, part in self.recipe.scale_region(padded, stored).items():
-            region_view(out[name], part).copy_(encoded.tensors[name])
+            part_scales = encoded.tensors[name]
+            if self.scale_layout == RowMajor():
+                region_view(out[name], part).copy_(part_scales)
+            else:
+                whole = self.scale_part(part, logical_shape)
+                write_padded(self.scale_places(logical_shape), out[name], part_scales, whole)
+
+    def check_encode(
+        self,
+        out: Mapping[str, torch.Tensor],
+        source: torch.Tensor | CodedSource,
+        region: Region,
+        *,
+        scales: torch.Tensor | None = None,
+        nonfinite: torch.Tensor | None = None,
+        allows_meta: bool = False,
+    ) -> tuple[int, ...]:
+        """The slot's logical shape; raises what `encode_into` raises before it looks at a value."""
+        logical_shape = self._check_storage(out, allows_meta)
+        check_source(self.describe, source, region, logical_shape, allows_meta=allows_meta)
+        check_flag(self.describe, nonfinite, allows_meta=allows_meta)
+        if scales is not None:
+            wanted = self.scale_grid(logical_shape)
+            check_scales(self.describe, wanted, scales, allows_meta=allows_meta)
+        if not self.region_is_encodable(logical_shape, region, scales_given=scales is not None):
+            self._refuse_region(out, region, scales_given=scales is not None)
+        return logical_shape
 
     def new_amax(
         self, logical_shape: SequenceABC[int], device: torch.device | str = "cpu"
     ) -> AmaxPartial:
         """Maxima of nothing yet. FormatError for a recipe without scales."""
-        self._quantised()
-        grid = self.storage_spec(logical_shape)[WEIGHT_SCALE].shape
+        grid = self.scale_grid(logical_shape).shape
         return AmaxPartial(
             logical_shape=tuple(logical_shape),
             bits=torch.zeros(grid, dtype=torch.int32, device=device),
             counts=torch.zeros(grid, dtype=torch.int64, device=device),
         )
 
-    def amax_into(self, partial: AmaxPartial, source: torch.Tensor, region: Region) -> None:
-        """Add `source`, the logical elements of `region`, any rectangle, to the maxima in place."""
-        recipe, shape = self._quantised(), partial.logical_shape
-        grid = self.storage_spec(shape)[WEIGHT_SCALE].shape
+    def check_amax(
+        self,
+        partial: AmaxPartial,
+        source: torch.Tensor | CodedSource,
+        region: Region,
+        *,
+        allows_meta: bool = False,
+    ) -> None:
+        """Raises what `amax_into` raises."""
+        grid = self.scale_grid(partial.logical_shape).shape
         if tuple(partial.bits.shape) != grid:
             self._refuse(f"maxima on a grid of {list(grid)}", list(partial.bits.shape))
-        self._check_source(source, region, shape)
+        shape = partial.logical_shape
+        check_source(self.describe, source, region, shape, allows_meta=allows_meta)
+
+    def amax_into(
+        self, partial: AmaxPartial, source: torch.Tensor | CodedSource, region: Region
+    ) -> None:
+        """Add `source`, the logical elements of `region`, any rectangle, to the maxima in place."""
+        recipe, shape = self._quantised(), partial.logical_shape
+        self.check_amax(partial, source, region)
         if region_numel(region) == 0:
             return
-        padded, stored = self._padded_shape(shape), self._padded_region(region)
+        padded, stored = self._padded_shape(shape), self.padded_region(region)
+        numbers = source.numbers() if isinstance(source, CodedSource) else source
         bits = recipe.amax(
-            self._padded_source(source, region), logical_shape=padded, region=stored
+            self._padded_source(numbers, region), logical_shape=padded, region=stored
         ).to(partial.bits.device)
         touched = recipe.scale_region(padded, stored)[WEIGHT_SCALE]
         seen = region_view(partial.bits, touched)
@@ -186,15 +263,16 @@ class StorageFormat:
         region_view(partial.counts, touched).add_(counts if len(region) > 1 else counts[0])
 
     def amax(
-        self, source: torch.Tensor, region: Region, logical_shape: SequenceABC[int]
+        self, source: torch.Tensor | CodedSource, region: Region, logical_shape: SequenceABC[int]
     ) -> AmaxPartial:
         """The maxima of one region; combine them with those of the others."""
-        partial = self.new_amax(logical_shape, source.device)
+        holder = source.weight.codes if isinstance(source, CodedSource) else source
+        partial = self.new_amax(logical_shape, holder.device)
         self.amax_into(partial, source, region)
         return partial
 
     def scales(self, partial: AmaxPartial) -> torch.Tensor:
-        """The whole slot's scales, as they are stored, for `encode_into`.
+        """The whole slot's scales, in logical order, for `encode_into`.
 
         FormatError unless every element was counted once: a scale of a part is no scale.
         """
@@ -211,25 +289,62 @@ class StorageFormat:
 
     def decode(self, stored: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """The logical tensor: in the stored dtype if unquantised, else float32."""
-        self._check_storage(stored)
+        logical_shape = self._check_storage(stored)
         logical = dict(stored)
         logical[WEIGHT] = self.layout.inverse(stored[WEIGHT], shape=stored[WEIGHT].shape)
+        if WEIGHT_SCALE in stored:
+            grid = self.scale_grid(logical_shape).shape
+            logical[WEIGHT_SCALE] = self.scale_layout.inverse(stored[WEIGHT_SCALE], shape=grid)
         decoded = self.recipe.decode(logical)
         return decoded if self.padding is None else self.padding.crop(decoded)
 
     def _encode(
         self,
-        source: torch.Tensor,
+        source: torch.Tensor | CodedSource,
         region: Region,
         logical_shape: tuple[int, ...],
         scales: torch.Tensor | None,
     ) -> Encoded:
+        if isinstance(source, CodedSource):
+            if scales is None and self.keeps(source):
+                return self.keep(source, region, logical_shape)
+            source = source.numbers()
         return self.recipe.encode(
             self._padded_source(source.detach(), region),
             logical_shape=self._padded_shape(logical_shape),
-            region=self._padded_region(region),
+            region=self.padded_region(region),
             scales=scales,
         )
+
+    def keeps(self, source: CodedSource) -> bool:
+        """Whether the source's codes and scales are stored bit for bit, unless scales are given."""
+        return isinstance(self.recipe, Quantised) and source.fits(self.recipe)
+
+    def keep(self, source: CodedSource, region: Region, logical_shape: tuple[int, ...]) -> Encoded:
+        """What is stored of a source that `keeps` says yes to, with the zeros of its padding."""
+        grid = region_shape(self.touched_scales(logical_shape, region))
+        kept = source.kept(self._quantised(), grid)
+        codes = self._padded_source(as_bits(kept.tensors[WEIGHT]), region)
+        weight = codes.view(kept.tensors[WEIGHT].dtype)
+        return replace(kept, tensors={**kept.tensors, WEIGHT: weight})
+
+    def touched_scales(self, logical_shape: SequenceABC[int], region: Region) -> Region:
+        """The part of the grid of scales that a region, not empty, has elements of."""
+        stored = self.padded_region(region)
+        return self._quantised().scale_region(self._padded_shape(logical_shape), stored)[
+            WEIGHT_SCALE
+        ]
+
+    def scale_part(self, part: Region, logical_shape: SequenceABC[int]) -> Region:
+        """A part of the grid, with the layout's padding behind what reaches the last scale."""
+        if len(part) < 2:
+            return part
+        grid, padded = self.scale_grid(logical_shape).shape, self.scale_places(logical_shape).shape
+        last = tuple(
+            (start, end if stop == size and start < stop else stop)
+            for (start, stop), size, end in zip(part[-2:], grid[-2:], padded, strict=True)
+        )
+        return (*part[:-2], *last)
 
     def _quantised(self) -> Quantised:
         if not isinstance(self.recipe, Quantised):
@@ -241,58 +356,25 @@ class StorageFormat:
             return tuple(logical_shape)
         return self.padding.padded_shape(logical_shape)
 
-    def _padded_region(self, region: Region) -> Region:
+    def padded_region(self, region: Region) -> Region:
+        """With the padding that continues it."""
         return region if self.padding is None else self.padding.padded_region(region)
 
     def _padded_source(self, source: torch.Tensor, region: Region) -> torch.Tensor:
         return source if self.padding is None else self.padding.pad(source, region)
 
-    def _check_source(
-        self, source: torch.Tensor, region: Region, logical_shape: tuple[int, ...]
-    ) -> None:
-        check_region(logical_shape, region)
-        if tuple(source.shape) != region_shape(region):
-            self._refuse(f"a source of shape {list(region_shape(region))}", list(source.shape))
-        if source.is_meta:
-            self._refuse("a source with storage", "a meta tensor")
-        if source.dtype not in _SOURCE_DTYPES:
-            # Codes of a narrower type mean nothing without their scale; integers are no weights.
-            self._refuse("a source of 16-bit or wider floating point", source.dtype)
-
-    def _check_flag(self, nonfinite: torch.Tensor | None) -> None:
-        if nonfinite is not None and (
-            nonfinite.dtype != torch.bool or nonfinite.numel() != 1 or nonfinite.is_meta
-        ):
-            self._refuse("a nonfinite of one bool", f"{nonfinite.dtype} {list(nonfinite.shape)}")
-
-    def _check_scales(self, out: Mapping[str, torch.Tensor], scales: torch.Tensor) -> None:
-        self._quantised()
-        wanted = out[WEIGHT_SCALE]
-        if scales.shape != wanted.shape or scales.dtype != wanted.dtype or scales.is_meta:
-            self._refuse(
-                f"scales of {wanted.dtype} {list(wanted.shape)}",
-                f"{scales.dtype} {list(scales.shape)}",
-            )
-
-    def _check_storage(self, stored: Mapping[str, torch.Tensor]) -> tuple[int, ...]:
+    def _check_storage(
+        self, stored: Mapping[str, torch.Tensor], allows_meta: bool = False
+    ) -> tuple[int, ...]:
         """The logical shape, or FormatError unless `stored` is exactly this format's tensors."""
         if WEIGHT not in stored:
             self._refuse(f"a stored tensor named {WEIGHT!r}", sorted(stored))
         logical_shape = self.recipe.logical_shape(stored[WEIGHT].shape)
         if self.padding is not None:
             logical_shape = (*logical_shape[:-2], self.padding.rows, self.padding.columns)
-        spec = self.storage_spec(logical_shape)
-        if spec.keys() != stored.keys():
-            self._refuse(f"stored tensors named {sorted(spec)}", sorted(stored))
-        for name, wanted in spec.items():
-            tensor = stored[name]
-            if tuple(tensor.shape) != wanted.shape or tensor.dtype != wanted.dtype:
-                self._refuse(
-                    f"{name} of {wanted.dtype} {list(wanted.shape)}",
-                    f"{tensor.dtype} {list(tensor.shape)}",
-                )
-            if tensor.is_meta or not tensor.is_contiguous():
-                self._refuse(f"{name} in contiguous storage", f"strides {tensor.stride()}")
+        check_stored(
+            self.describe, self.storage_spec(logical_shape), stored, allows_meta=allows_meta
+        )
         return logical_shape
 
     def _refuse_region(
@@ -303,4 +385,4 @@ class StorageFormat:
         self._refuse(f"a region {domain}in layout tiles of {rows} x {columns}", region)
 
     def _refuse(self, precondition: str, got: object) -> NoReturn:
-        raise FormatError(storage_format=self.describe(), precondition=precondition, got=str(got))
+        refuse(self.describe, precondition, got)

@@ -70,7 +70,7 @@ class PermutedLayout:
                 f"PermutedLayout: item_sizes must be of {_ITEM_SIZES}, got {self.item_sizes}"
             )
         for size in self.item_sizes:
-            self._digits(size)
+            self.digits(size)
 
     @property
     def pads(self) -> bool:
@@ -80,7 +80,7 @@ class PermutedLayout:
         return self.name
 
     def tile(self, dtype: torch.dtype) -> tuple[int, int]:
-        rows, columns = self._digits(dtype.itemsize).tile
+        rows, columns = self.digits(dtype.itemsize).tile
         return (rows, columns)
 
     def check(self, shape: SequenceABC[int], dtype: torch.dtype) -> None:
@@ -117,14 +117,14 @@ class PermutedLayout:
     def address(self, shape: SequenceABC[int], dtype: torch.dtype, index: SequenceABC[int]) -> int:
         """Where a logical element is stored, in elements from the start of the storage."""
         self.check(shape, dtype)
-        return self._digits(dtype.itemsize).address(self.padded_shape(shape), index)
+        return self.digits(dtype.itemsize).address(self.padded_shape(shape), index)
 
     def index(
         self, shape: SequenceABC[int], dtype: torch.dtype, address: int
     ) -> tuple[int, ...] | None:
         """The logical index of a stored element; None for padding."""
         self.check(shape, dtype)
-        index = self._digits(dtype.itemsize).index(self.padded_shape(shape), address)
+        index = self.digits(dtype.itemsize).index(self.padded_shape(shape), address)
         inside = all(coordinate < size for coordinate, size in zip(index, shape, strict=True))
         return index if inside else None
 
@@ -134,7 +134,7 @@ class PermutedLayout:
         positions = torch.arange(math.prod(shape)).view(tuple(shape))
         padded = positions.new_full(self.padded_shape(shape), -1)
         padded[tuple(slice(size) for size in shape)] = positions
-        return self._digits(dtype.itemsize).in_stored_order(padded).reshape(stored_shape)
+        return self.digits(dtype.itemsize).in_stored_order(padded).reshape(stored_shape)
 
     def apply(self, logical: torch.Tensor, *, out: torch.Tensor | None = None) -> torch.Tensor:
         check_storage(self, logical)
@@ -143,7 +143,7 @@ class PermutedLayout:
             out = torch.empty(stored_shape, dtype=logical.dtype, device=logical.device)
         check_target(self, out, stored_shape, logical.dtype)
         check_apart(self, out, logical)
-        digits = self._digits(logical.itemsize)
+        digits = self.digits(logical.itemsize)
         ordered = digits.in_stored_order(self._pad(as_bits(logical), logical.shape))
         as_bits(out).view(ordered.shape).copy_(ordered)
         return out
@@ -165,7 +165,7 @@ class PermutedLayout:
         check_target(self, out, logical_shape, stored.dtype)
         check_apart(self, out, stored)
         padded_shape = self.padded_shape(logical_shape)
-        digits = self._digits(stored.itemsize)
+        digits = self.digits(stored.itemsize)
         places = digits.in_logical_order(as_bits(stored.contiguous()), padded_shape)
         if padded_shape == logical_shape:
             as_bits(out).view(places.shape).copy_(places)
@@ -195,7 +195,7 @@ class PermutedLayout:
         if whole != region:
             (top, bottom), (left, right) = whole[-2:]
             bits = self._filled(bits, (*source.shape[:-2], bottom - top, right - left))
-        self._digits(out.itemsize).write(as_bits(out), bits, padded_shape, whole)
+        self.digits(out.itemsize).write(as_bits(out), bits, padded_shape, whole)
 
     def apply_in_place(self, tensor: torch.Tensor) -> None:
         """Permute a contiguous tensor in its own storage, one matrix at a time.
@@ -204,7 +204,7 @@ class PermutedLayout:
         """
         self._check_in_place(tensor)
         for matrix in as_bits(tensor).view(-1, *tensor.shape[-2:]):
-            digits = self._digits(tensor.itemsize)
+            digits = self.digits(tensor.itemsize)
             ordered = digits.in_stored_order(matrix.clone())
             matrix.view(ordered.shape).copy_(ordered)
 
@@ -212,18 +212,19 @@ class PermutedLayout:
         """Undo `apply_in_place`: `tensor` keeps its logical shape all the while."""
         self._check_in_place(tensor)
         for matrix in as_bits(tensor).view(-1, *tensor.shape[-2:]):
-            digits = self._digits(tensor.itemsize)
+            digits = self.digits(tensor.itemsize)
             places = digits.in_logical_order(matrix.clone(), matrix.shape)
             matrix.view(places.shape).copy_(places)
 
-    def _digits(self, itemsize: int) -> DigitOrder:
+    def digits(self, itemsize: int) -> DigitOrder:
+        """The permutation of elements of this size."""
         columns = self.column_digits
         if self.column_unit == "bytes":
             columns = (*columns[:-1], columns[-1] // itemsize)
         return _digit_order(self.row_digits, columns, self.order)
 
     def _multiples(self, dtype: torch.dtype) -> tuple[int, int]:
-        rows, columns = self._digits(dtype.itemsize).multiples
+        rows, columns = self.digits(dtype.itemsize).multiples
         return rows, math.lcm(columns, self.column_multiple)
 
     def _logical_shape(

@@ -25,6 +25,7 @@ from syncline.model_ops_rocm.reference.linear import linear
 from syncline.model_ops_rocm.reference.norm import rms_norm
 from syncline.model_ops_rocm.reference.rotary import rotary_embedding
 from syncline.model_ops_rocm.reference.rows import embedding, gather_rows
+from syncline.model_ops_rocm.reference.storing import ENCODE, ENCODE_GROUPED, amax_into
 
 _IMPLEMENTATIONS: Final[Mapping[str, object]] = {
     "rms_norm": rms_norm,
@@ -42,6 +43,9 @@ _IMPLEMENTATIONS: Final[Mapping[str, object]] = {
     "silu_and_mul_quant": silu_and_mul_quant,
     "qk_norm_rope_kv_write": qk_norm_rope_kv_write,
     "merge_states": merge_states,
+    "encode": ENCODE,
+    "encode_grouped": ENCODE_GROUPED,
+    "amax_into": amax_into,
 }
 
 

@@ -4,7 +4,7 @@ Unit: one call of one op. Its tensors lie in buffers that are poisoned around th
 looks at the whole buffers, so that a write beside a tensor is seen. Knows no backend.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Final
 
@@ -114,13 +114,15 @@ def _comparable(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def results_of(value: object) -> tuple[torch.Tensor, ...]:
-    """The tensors among what an op returned, or was given."""
+    """The tensors among what an op returned, or was given: in tuples, mappings and dataclasses."""
     if isinstance(value, torch.Tensor):
         return (value,)
     if is_dataclass(value) and not isinstance(value, type):
         value = tuple(getattr(value, field.name) for field in fields(value))
+    elif isinstance(value, Mapping):
+        value = tuple(value.values())
     if isinstance(value, tuple):
-        return tuple(entry for entry in value if isinstance(entry, torch.Tensor))
+        return tuple(tensor for entry in value for tensor in results_of(entry))
     return ()
 
 

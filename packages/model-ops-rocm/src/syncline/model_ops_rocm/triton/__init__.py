@@ -50,6 +50,9 @@ _OPS: Final[Mapping[str, _Op]] = {
     "qk_norm_rope_kv_write": _Op("heads", "qk_norm_rope_kv_write"),
     "paged_attention": _Op("attention", "PAGED"),
     "merge_states": _Op("merge", "merge_states"),
+    "encode": _Op("encode", "ENCODE_BY_TRITON"),
+    "encode_grouped": _Op("encode_grouped", "ENCODE_GROUPED_BY_TRITON"),
+    "amax_into": _Op("encode", "amax_into"),
 }
 
 

@@ -11,7 +11,7 @@ from typing import Final
 
 import torch
 
-from syncline.model_ops_rocm.testing.cases import attention, decoding, dense, fused, kv
+from syncline.model_ops_rocm.testing.cases import attention, decoding, dense, fused, kv, storing
 from syncline.model_ops_rocm.testing.parity import Case
 
 CASES: Final[tuple[Case, ...]] = (
@@ -20,6 +20,7 @@ CASES: Final[tuple[Case, ...]] = (
     *dense.CASES,
     *fused.CASES,
     *kv.CASES,
+    *storing.CASES,
 )
 TOLERANCES: Final[Mapping[tuple[str, torch.dtype], tuple[float, float]]] = MappingProxyType(
     {**attention.TOLERANCES, **dense.TOLERANCES, **fused.TOLERANCES}

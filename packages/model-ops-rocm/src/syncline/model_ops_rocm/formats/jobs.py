@@ -1,0 +1,47 @@
+"""One weight, or a part of one, to be stored: the arguments of an op, as a value."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+
+from syncline.model_ops_rocm.formats.coded import CodedSource
+from syncline.model_ops_rocm.formats.storage_format import StorageFormat
+from syncline.model_ops_rocm.regions import Region, full_region
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class EncodeJob:
+    """The arguments of `StorageFormat.encode_into`: `source` are the elements of `region`.
+
+    `out` are the whole slot's tensors, by the names of `storage_spec`.
+    """
+
+    storage_format: StorageFormat
+    out: Mapping[str, torch.Tensor]
+    source: torch.Tensor | CodedSource
+    region: Region
+    scales: torch.Tensor | None = None
+
+    @classmethod
+    def whole(
+        cls,
+        storage_format: StorageFormat,
+        out: Mapping[str, torch.Tensor],
+        source: torch.Tensor | CodedSource,
+    ) -> "EncodeJob":
+        """Of a source that is all of the slot."""
+        return cls(storage_format, out, source, full_region(source.shape))
+
+    def check(
+        self, *, nonfinite: torch.Tensor | None = None, allows_meta: bool = False
+    ) -> tuple[int, ...]:
+        """The slot's logical shape; raises what `encode_into` raises before it looks at a value."""
+        return self.storage_format.check_encode(
+            self.out,
+            self.source,
+            self.region,
+            scales=self.scales,
+            nonfinite=nonfinite,
+            allows_meta=allows_meta,
+        )

@@ -1,0 +1,69 @@
+"""The reference of the ops that store weights: a storage format does it by itself."""
+
+from collections.abc import Sequence as SequenceABC
+from typing import Final
+
+import torch
+
+from syncline.model_ops_rocm.formats.coded import CodedSource
+from syncline.model_ops_rocm.formats.jobs import EncodeJob
+from syncline.model_ops_rocm.formats.partials import AmaxPartial
+from syncline.model_ops_rocm.formats.storage_format import StorageFormat
+from syncline.model_ops_rocm.regions import Region
+
+
+class TorchEncode:
+    """See `contracts.Encode`; refuses what is not finite, where no flag is given, by waiting."""
+
+    __slots__ = ()
+
+    def workspace_bytes(
+        self, storage_format: StorageFormat, logical_shape: SequenceABC[int]
+    ) -> int:
+        return 0
+
+    def __call__(
+        self,
+        job: EncodeJob,
+        *,
+        nonfinite: torch.Tensor | None = None,
+        workspace: torch.Tensor | None = None,
+    ) -> None:
+        job.storage_format.encode_into(
+            job.out, job.source, job.region, scales=job.scales, nonfinite=nonfinite
+        )
+
+
+class TorchEncodeGrouped:
+    """See `contracts.EncodeGrouped`; one job after another."""
+
+    __slots__ = ()
+
+    def workspace_bytes(self, max_jobs: int) -> int:
+        return 0
+
+    def __call__(
+        self,
+        jobs: SequenceABC[EncodeJob],
+        *,
+        nonfinite: torch.Tensor | None = None,
+        workspace: torch.Tensor | None = None,
+    ) -> None:
+        for job in jobs:
+            job.check(nonfinite=nonfinite)
+        for job in jobs:
+            ENCODE(job, nonfinite=nonfinite)
+
+
+def amax_into(
+    storage_format: StorageFormat,
+    partial: AmaxPartial,
+    source: torch.Tensor | CodedSource,
+    region: Region,
+) -> None:
+    """See `contracts.AmaxInto`."""
+    storage_format.amax_into(partial, source, region)
+
+
+ENCODE: Final = TorchEncode()
+ENCODE_GROUPED: Final = TorchEncodeGrouped()

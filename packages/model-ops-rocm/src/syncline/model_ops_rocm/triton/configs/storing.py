@@ -1,0 +1,52 @@
+"""Configurations of the ops that store weights; imports no Triton.
+
+Kinds: token, a row per scale, whose buckets are widths of a row; 128x128; block, 1x128 and 1x32;
+spread, scales that are known, or none; bytes, codes that are copied; fill, padding of scales. The
+other buckets hold any width.
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Final
+
+import torch
+
+from syncline.model_ops_rocm.triton.configs.base import ANY_WIDTH, ConfigKey, Row
+from syncline.model_ops_rocm.triton.targets import LaunchConfig
+
+_ARCHS: Final = ("gfx942", "gfx950", "sm_90")
+
+
+def _tile(num_warps: int, rows: int, columns: int = 0) -> LaunchConfig:
+    constants = {"BLOCK_ROWS": rows}
+    return LaunchConfig(
+        num_warps=num_warps,
+        constants=constants | ({"BLOCK_COLUMNS": columns} if columns else {}),
+    )
+
+
+_TOKEN: Final = {512: _tile(4, 8), 2_048: _tile(4, 2), 8_192: _tile(8, 1), 32_768: _tile(16, 1)}
+_TILES: Final = {
+    "128x128": _tile(8, 128, 128),
+    "block": _tile(4, 16, 256),
+    "spread": _tile(4, 16, 256),
+}
+
+
+def _many(config: LaunchConfig) -> LaunchConfig:
+    """Of a program that takes several tiles in a row, so that it looks up their weight once."""
+    return replace(config, constants={**config.constants, "TILES": 4})
+
+
+def table() -> Iterator[Row]:
+    """Every row; float16 has the rows of bfloat16."""
+    for arch in _ARCHS:
+        for dtype in (torch.bfloat16, torch.float32):
+            rows = [(width, "token", config) for width, config in _TOKEN.items()]
+            rows += [(ANY_WIDTH, kind, config) for kind, config in _TILES.items()]
+            for width, kind, config in rows:
+                yield ConfigKey("encode", arch, dtype, width, kind), config
+                yield ConfigKey("encode_grouped", arch, dtype, width, kind), _many(config)
+            yield ConfigKey("amax_into", arch, dtype, ANY_WIDTH), _tile(8, 64, 256)
+        yield ConfigKey("encode", arch, torch.uint8, ANY_WIDTH, "bytes"), _TILES["spread"]
+        yield ConfigKey("encode", arch, torch.uint8, ANY_WIDTH, "fill"), _tile(4, 32, 32)

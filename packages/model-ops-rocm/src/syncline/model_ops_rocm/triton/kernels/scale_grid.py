@@ -1,0 +1,125 @@
+"""What lies around the encoding of a weight: maxima of its blocks, and the padding of its scales.
+
+Unit: a tile of one matrix, or of its grid of scales. Maxima are int32 bits, so they combine by an
+integer maximum, in whatever order programs come to it; the same holds for the counts.
+"""
+
+import triton
+import triton.language as tl
+
+from syncline.model_ops_rocm.triton.kernels.encode import (
+    amax_bits_of,
+    column_places,
+    numbers,
+    row_places,
+    tile_of_source,
+)
+
+
+@triton.jit
+def _overlaps(first, box, NUM: tl.constexpr, SIZE: tl.constexpr):
+    """int64 [NUM]: how many of SIZE neighbours from each start on lie in [box[0], box[1])."""
+    starts = first + tl.arange(0, NUM) * SIZE
+    stops = tl.minimum(starts + SIZE, box[1])
+    return tl.maximum(stops - tl.maximum(starts, box[0]), 0).to(tl.int64)
+
+
+@triton.jit(
+    do_not_specialize=[
+        *("row_origin", "row_start", "row_stop", "row_end"),
+        *("column_origin", "column_start", "column_stop", "column_end", "source_matrix"),
+        *("source_row", "first_matrix", "grid_matrix", "grid_row"),
+    ]
+)
+def amax_kernel(
+    source_ptr,
+    bits_ptr,
+    counts_ptr,
+    row_origin,
+    row_start,
+    row_stop,
+    row_end,
+    column_origin,
+    column_start,
+    column_stop,
+    column_end,
+    source_matrix,
+    source_row,
+    source_column,
+    first_matrix,
+    grid_matrix,
+    grid_row,
+    FACTS: tl.constexpr,
+    HAS_COUNTS: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr,
+    BLOCK_COLUMNS: tl.constexpr,
+):
+    UNIT: tl.constexpr = FACTS.unit
+    HIGH: tl.constexpr = FACTS.share[0]
+    WIDE: tl.constexpr = FACTS.share[1]
+    # A block that is larger than a tile has its maximum from several programs.
+    TILE_HIGH: tl.constexpr = HIGH if HIGH > 0 and HIGH < BLOCK_ROWS else BLOCK_ROWS
+    TILE_WIDE: tl.constexpr = WIDE if WIDE > 0 and WIDE < BLOCK_COLUMNS else BLOCK_COLUMNS
+    R: tl.constexpr = BLOCK_ROWS // TILE_HIGH
+    C: tl.constexpr = BLOCK_COLUMNS // TILE_WIDE
+    matrix = tl.program_id(2).to(tl.int64)
+    first_row = row_origin + tl.program_id(1) * BLOCK_ROWS
+    first_column = column_origin * UNIT + tl.program_id(0) * BLOCK_COLUMNS
+    rows = first_row + tl.arange(0, BLOCK_ROWS)
+    columns = first_column + tl.arange(0, BLOCK_COLUMNS)
+    row_box = (row_origin, row_start, row_stop, row_end)
+    column_box = (column_origin, column_start, column_stop, column_end)
+    strides = (source_row, source_column)
+    at, is_read = tile_of_source(rows, columns, row_box, column_box, strides, UNIT)
+    x = numbers(source_ptr + matrix * source_matrix * UNIT, at, is_read, FACTS)
+    bits = amax_bits_of(tl.reshape(x, (R, TILE_HIGH, C, TILE_WIDE)), FACTS)
+    # One NaN for all that is not finite.
+    bits = tl.where(bits >= 0x7F800000, 0x7FC00000, bits)
+    high = _overlaps(first_row, (row_start, row_end), R, TILE_HIGH)
+    wide = _overlaps(first_column, (column_start * UNIT, column_end * UNIT), C, TILE_WIDE)
+    counts = high[:, None] * wide[None, :]
+    grid_rows = (first_row // HIGH if HIGH > 0 else 0) + tl.arange(0, R)
+    grid_columns = (first_column // WIDE if WIDE > 0 else 0) + tl.arange(0, C)
+    place = (matrix + first_matrix) * grid_matrix
+    grid_at = place + grid_rows.to(tl.int64)[:, None] * grid_row + grid_columns[None, :]
+    tl.atomic_max(bits_ptr + grid_at, bits, mask=counts > 0, sem="relaxed")
+    if HAS_COUNTS:
+        tl.atomic_add(counts_ptr + grid_at, counts, mask=counts > 0, sem="relaxed")
+
+
+@triton.jit(
+    do_not_specialize=[
+        *("row_start", "row_stop", "row_end", "column_start"),
+        *("column_stop", "column_end", "first_matrix", "scale_matrix", "scale_stride"),
+        *("scale_part", "scale_part_stride"),
+    ]
+)
+def fill_scales_kernel(
+    scale_ptr,
+    row_start,
+    row_stop,
+    row_end,
+    column_start,
+    column_stop,
+    column_end,
+    first_matrix,
+    scale_matrix,
+    scale_stride,
+    scale_part,
+    scale_part_stride,
+    PLACES: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr,
+    BLOCK_COLUMNS: tl.constexpr,
+):
+    # Of the box up to its ends, all that lies behind its stops.
+    matrix = tl.program_id(2).to(tl.int64)
+    rows = row_start + tl.program_id(1) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
+    columns = column_start + tl.program_id(0) * BLOCK_COLUMNS + tl.arange(0, BLOCK_COLUMNS)
+    is_inside = (rows < row_end)[:, None] & (columns < column_end)[None, :]
+    is_padding = (rows >= row_stop)[:, None] | (columns >= column_stop)[None, :]
+    axis = (scale_stride, scale_part, scale_part_stride)
+    places = row_places(rows, axis, PLACES, 1)[:, None]
+    places += column_places(columns, PLACES)[None, :]
+    at = scale_ptr + (matrix + first_matrix) * scale_matrix + places
+    fill = tl.full((BLOCK_ROWS, BLOCK_COLUMNS), PLACES.fill, scale_ptr.dtype.element_ty)
+    tl.store(at, fill, mask=is_inside & is_padding)

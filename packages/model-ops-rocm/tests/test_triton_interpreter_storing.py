@@ -1,0 +1,204 @@
+"""Storing by Triton beyond the parity cases: codes that come, limits, refusals, many at once."""
+
+import os
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from importlib.util import find_spec
+from typing import cast
+
+import pytest
+import torch
+
+from syncline.model_ops_rocm import (
+    CodedSource,
+    CodeType,
+    E4m3fnuzWeight,
+    E4m3fnWeight,
+    Encode,
+    EncodeGrouped,
+    EncodeJob,
+    FormatError,
+    Granularity,
+    Padding,
+    PerTokenFp8,
+    Quantised,
+    RowMajor,
+    Shuffle16x16,
+    StorageFormat,
+    Unquantised,
+    checksum_stored,
+    full_region,
+)
+from syncline.model_ops_rocm.layouts import e8m0_shuffle, scale_tiles
+from syncline.model_ops_rocm.testing import allocate, encode_whole, every_recipe, uneven
+from syncline.model_ops_rocm.triton import BACKEND
+
+FN, FNUZ = CodeType.E4M3FN, CodeType.E4M3FNUZ
+Ops = tuple[Encode, EncodeGrouped]
+pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning")
+
+
+@pytest.fixture(scope="module")
+def ops() -> Iterator[Ops]:
+    if os.environ.get("TRITON_INTERPRET") != "1":
+        if find_spec("triton") is None:
+            pytest.skip("Triton is not installed")
+        if "triton" in sys.modules:
+            pytest.skip("Triton was imported to compile: run with TRITON_INTERPRET=1")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TRITON_INTERPRET", "1")
+        loaded = BACKEND.load()
+        yield cast(Encode, loaded["encode"]), cast(EncodeGrouped, loaded["encode_grouped"])
+
+
+def flag() -> torch.Tensor:
+    return torch.zeros(1, dtype=torch.bool)
+
+
+def workspace() -> torch.Tensor:
+    return torch.full((4_096,), 0xA5, dtype=torch.uint8)
+
+
+def recipe(granularity: Granularity, code: CodeType = FN) -> Quantised:
+    return Quantised(granularity=granularity, code=code)
+
+
+def coded(made_by: Quantised, x: torch.Tensor) -> CodedSource:
+    stored = encode_whole(StorageFormat(recipe=made_by), x)
+    kind = E4m3fnWeight if made_by.code is FN else E4m3fnuzWeight
+    weight = kind(codes=stored["weight"], scale=stored["weight_scale"])
+    return CodedSource(weight=weight, granularity=made_by.granularity)
+
+
+@pytest.mark.parametrize("each", every_recipe()[::7], ids=Quantised.describe)
+def test_a_recipe_at_its_limits_leaves_the_bytes_of_the_reference(
+    ops: Ops, each: Quantised
+) -> None:
+    storage = StorageFormat(recipe=each)
+    for factor in (2.0**-140, 2.0**-80, 2.0**118):
+        x = uneven(5, 130) * factor
+        stored, raised = allocate(storage, (5, 130)), flag()
+        job = EncodeJob.whole(storage, stored, x)
+        ops[0](job, nonfinite=raised, workspace=workspace())
+        assert checksum_stored(stored) == checksum_stored(encode_whole(storage, x))
+        assert not raised.item()
+
+
+SQUARES = recipe(Granularity.BLOCK_128X128)
+
+
+@pytest.mark.parametrize(
+    ("made_by", "storage"),
+    [
+        (
+            recipe(Granularity.BLOCK_128X128),
+            StorageFormat(recipe=recipe(Granularity.BLOCK_128X128)),
+        ),
+        (
+            recipe(Granularity.TOKEN),
+            StorageFormat(recipe=recipe(Granularity.TOKEN, FNUZ), layout=Shuffle16x16()),
+        ),
+        (
+            recipe(Granularity.BLOCK_1X128),
+            StorageFormat(
+                recipe=recipe(Granularity.BLOCK_1X128),
+                padding=Padding(rows=48, columns=160, row_multiple=64, column_multiple=512),
+            ),
+        ),
+        (recipe(Granularity.BLOCK_1X128, FNUZ), StorageFormat(recipe=PerTokenFp8())),
+        (recipe(Granularity.TOKEN), StorageFormat(recipe=Unquantised(torch.bfloat16))),
+    ],
+    ids=str,
+)
+def test_codes_are_kept_or_encoded_anew_as_the_reference_does(
+    ops: Ops, made_by: Quantised, storage: StorageFormat
+) -> None:
+    shape = (48, 160)
+    source = coded(made_by, uneven(*shape))
+    expected, alone, among = (allocate(storage, shape) for _ in range(3))
+    storage.encode_into(expected, source, full_region(shape))
+    ops[0](EncodeJob.whole(storage, alone, source), nonfinite=flag())
+    ops[1]([EncodeJob.whole(storage, among, source)], nonfinite=flag(), workspace=workspace())
+    assert checksum_stored(alone) == checksum_stored(among) == checksum_stored(expected)
+
+
+def test_kept_scales_go_to_a_layout_of_their_own_with_its_padding(ops: Ops) -> None:
+    made_by = replace(every_recipe()[-8], granularity=Granularity.BLOCK_1X32, code=FN)
+    for layout in (e8m0_shuffle(), scale_tiles(pad_rows=True)):
+        storage = StorageFormat(recipe=made_by, scale_layout=layout)
+        expected, stored = (allocate(storage, (40, 384)) for _ in range(2))
+        source = coded(made_by, uneven(40, 384))
+        assert storage.keeps(source)
+        storage.encode_into(expected, source, full_region((40, 384)))
+        ops[0](EncodeJob.whole(storage, stored, source), nonfinite=flag())
+        assert checksum_stored(stored) == checksum_stored(expected)
+
+
+def test_a_bfloat16_source_is_read_as_what_it_is(ops: Ops) -> None:
+    # The interpreter has no bfloat16 of its own; every finite pattern goes through.
+    bits = torch.arange(1 << 16, dtype=torch.int32).to(torch.int16)
+    x = bits.view(torch.bfloat16).reshape(512, 128)
+    x = torch.where(x.isfinite(), x, torch.zeros_like(x))
+    for storage in (
+        StorageFormat(recipe=recipe(Granularity.BLOCK_1X128)),
+        StorageFormat(recipe=Unquantised(torch.float32)),
+    ):
+        stored = allocate(storage, (512, 128))
+        ops[0](EncodeJob.whole(storage, stored, x), nonfinite=flag())
+        assert checksum_stored(stored) == checksum_stored(encode_whole(storage, x))
+    storage, y = StorageFormat(recipe=Unquantised(torch.bfloat16)), uneven(64, 33)
+    stored = allocate(storage, (64, 33))
+    ops[0](EncodeJob.whole(storage, stored, y))
+    assert checksum_stored(stored) == checksum_stored(encode_whole(storage, y))
+
+
+def test_what_this_backend_cannot_take_is_refused_before_a_byte_is_stored(ops: Ops) -> None:
+    encode, grouped = ops
+    storage = StorageFormat(recipe=PerTokenFp8())
+    stored, x = allocate(storage, (4, 32)), uneven(4, 32)
+    kept = checksum_stored(stored)
+    job = EncodeJob.whole(storage, stored, x)
+    with pytest.raises(ValueError, match=r"encode: nonfinite must be given: this backend does not"):
+        encode(job)
+    with pytest.raises(ValueError, match=r"encode: source must be float32, bfloat16 or float16"):
+        encode(replace(job, source=x.double()), nonfinite=flag())
+    with pytest.raises(FormatError, match=r"a source of shape \[4, 32\], got \[3, 32\]"):
+        encode(replace(job, source=x[:3]), nonfinite=flag())
+    tensor = StorageFormat(recipe=recipe(Granularity.TENSOR))
+    per_tensor = EncodeJob.whole(tensor, allocate(tensor, (4, 32)), x)
+    with pytest.raises(ValueError, match=r"encode: workspace must be contiguous uint8 with at le"):
+        encode(per_tensor, nonfinite=flag())
+    with pytest.raises(ValueError, match=r"encode_grouped: jobs must have scales given where one"):
+        grouped([job, per_tensor], nonfinite=flag(), workspace=workspace())
+    with pytest.raises(ValueError, match=r"workspace must be contiguous uint8 with at least 512"):
+        grouped([job, job], nonfinite=flag(), workspace=workspace()[:511])
+    double = StorageFormat(recipe=Unquantised(torch.float64))
+    with pytest.raises(FormatError, match=r"requires float32, bfloat16 or float16 storage, got fl"):
+        encode(EncodeJob.whole(double, {"weight": torch.zeros(4, 32).double()}, x))
+    # A job like the first one, but for the tensors that it would be stored in.
+    other = replace(job, out={**stored, "weight_scale": torch.zeros(8, 1)[::2]})
+    with pytest.raises(FormatError, match=r"requires weight_scale in contiguous storage, got str"):
+        grouped([job, other], nonfinite=flag(), workspace=workspace())
+    assert checksum_stored(stored) == kept
+
+
+def test_many_weights_of_one_kind_are_each_stored_in_their_place(ops: Ops) -> None:
+    storage = StorageFormat(recipe=recipe(Granularity.BLOCK_1X128), layout=RowMajor())
+    shapes = [(1 + number * 7 % 40, 128) for number in range(17)]
+    sources = [uneven(*shape) * (number + 1) for number, shape in enumerate(shapes)]
+    jobs = [EncodeJob.whole(storage, allocate(storage, tuple(x.shape)), x) for x in sources]
+    # One with its scales given, one that is a part.
+    jobs[3] = replace(jobs[3], scales=torch.full((shapes[3][0], 1), 0.5))
+    jobs[5] = replace(jobs[5], source=sources[5][2:9], region=((2, 9), (0, 128)))
+    raised = flag()
+    ops[1](jobs, nonfinite=raised, workspace=torch.zeros(17 * 256, dtype=torch.uint8))
+    assert not raised.item()
+    for job in jobs:
+        expected = allocate(storage, tuple(job.out["weight"].shape))
+        storage.encode_into(expected, job.source, job.region, scales=job.scales)
+        assert checksum_stored(job.out) == checksum_stored(expected)
+    sources[11][0, 5] = float("nan")
+    ops[1](jobs, nonfinite=raised, workspace=torch.zeros(17 * 256, dtype=torch.uint8))
+    assert raised.item()
+    assert jobs[11].out["weight_scale"][0].isnan().all()
