@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from types import ModuleType
 from typing import Final
 
-from kernel_families import attention, decoding, elementwise, fused, kv, storing
+from kernel_families import attention, decoding, elementwise, fused, kv, linear, storing
 from kernel_families.base import Launch, Rules
 from syncline.model_ops_rocm.triton.configs import CONFIGS
 
@@ -15,6 +15,7 @@ FAMILIES: Final[Mapping[str, ModuleType]] = {
     "attention": attention,
     "kv": kv,
     "storing": storing,
+    "linear": linear,
 }
 
 

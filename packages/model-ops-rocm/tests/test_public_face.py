@@ -36,6 +36,7 @@ AGREED = [
     "KVWrite",
     "LayoutError",
     "Linear",
+    "LinearQuantised",
     "MergeStates",
     "NoConfigurationError",
     "NoImplementationError",

@@ -25,6 +25,7 @@ from syncline.model_ops_rocm.contracts import (
     KVCopyBlocks,
     KVWrite,
     Linear,
+    LinearQuantised,
     MergeStates,
     PagedAttention,
     QKNormRopeKVWrite,
@@ -44,6 +45,7 @@ OPS: Final[dict[str, type]] = {
     "rotary_embedding": RotaryEmbedding,
     "silu_and_mul": SiluAndMul,
     "linear": Linear,
+    "linear_quantised": LinearQuantised,
     "embedding": Embedding,
     "gather_rows": GatherRows,
     "kv_write": KVWrite,
@@ -91,6 +93,10 @@ def select(
 def select(
     op: Literal["linear"], *, backend: str = ..., arch: str = ..., dtype: torch.dtype
 ) -> Linear: ...
+@overload
+def select(
+    op: Literal["linear_quantised"], *, backend: str = ..., arch: str = ..., dtype: torch.dtype
+) -> LinearQuantised: ...
 @overload
 def select(
     op: Literal["embedding"], *, backend: str = ..., arch: str = ..., dtype: torch.dtype

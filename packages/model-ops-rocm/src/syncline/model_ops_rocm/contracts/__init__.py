@@ -31,7 +31,6 @@ from syncline.model_ops_rocm.contracts.decoding import (
 from syncline.model_ops_rocm.contracts.dense import (
     Embedding,
     GatherRows,
-    Linear,
     NormStyle,
     RMSNorm,
     RotaryEmbedding,
@@ -43,6 +42,7 @@ from syncline.model_ops_rocm.contracts.fused import (
     RMSNormQuant,
     SiluAndMulQuant,
 )
+from syncline.model_ops_rocm.contracts.linear import Linear, LinearQuantised
 from syncline.model_ops_rocm.contracts.storing import AmaxInto, Encode, EncodeGrouped
 
 __all__ = [
@@ -60,6 +60,7 @@ __all__ = [
     "KVScales",
     "KVWrite",
     "Linear",
+    "LinearQuantised",
     "MergeStates",
     "NormStyle",
     "PagedAttention",

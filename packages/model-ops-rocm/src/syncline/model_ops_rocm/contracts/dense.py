@@ -5,8 +5,6 @@ from typing import Protocol
 
 import torch
 
-from syncline.model_ops_rocm.layouts.base import WeightLayout
-
 
 class NormStyle(StrEnum):
     """How a normalised value n, which is float32, meets its weight w; models differ in it."""
@@ -73,27 +71,6 @@ class SiluAndMul(Protocol):
         """x [..., 2I] holds I gates, then I ups; the result is [..., I].
 
         silu is rounded to x's dtype before the product, as in transformers' Qwen3.
-        """
-        ...
-
-
-class Linear(Protocol):
-    """y = x @ weight^T + bias, from the bytes of the weight as they are stored."""
-
-    def __call__(
-        self,
-        x_TK: torch.Tensor,
-        weight: torch.Tensor,
-        bias: torch.Tensor | None = None,
-        *,
-        layout: WeightLayout,
-        out: torch.Tensor | None = None,
-    ) -> torch.Tensor:
-        """x [..., K_in], weight stored in `layout` with logical shape [N_out, K_in], bias [N_out].
-
-        The layout is an argument, never a flag on the tensor: a weight that is stored shuffled and
-        read as row-major gives wrong numbers, which no op can notice.
-        Sums in float32 or better, one rounding to x's dtype; the order of the sum is the backend's.
         """
         ...
 

@@ -21,7 +21,8 @@ from syncline.model_ops_rocm.reference.fused import (
     silu_and_mul_quant,
 )
 from syncline.model_ops_rocm.reference.kv import TorchKVCopyBlocks, kv_write
-from syncline.model_ops_rocm.reference.linear import linear
+from syncline.model_ops_rocm.reference.linear import TorchLinear
+from syncline.model_ops_rocm.reference.linear_quantised import TorchLinearQuantised
 from syncline.model_ops_rocm.reference.norm import rms_norm
 from syncline.model_ops_rocm.reference.rotary import rotary_embedding
 from syncline.model_ops_rocm.reference.rows import embedding, gather_rows
@@ -31,7 +32,8 @@ _IMPLEMENTATIONS: Final[Mapping[str, object]] = {
     "rms_norm": rms_norm,
     "rotary_embedding": rotary_embedding,
     "silu_and_mul": silu_and_mul,
-    "linear": linear,
+    "linear": TorchLinear(),
+    "linear_quantised": TorchLinearQuantised(),
     "embedding": embedding,
     "gather_rows": gather_rows,
     "kv_write": kv_write,

@@ -4,43 +4,46 @@ Knows a layout's inverse, no kernel's tile: a shuffled weight is unshuffled on e
 the reference must read the bytes that are stored, not a copy that an update could miss.
 """
 
+from collections.abc import Sequence as SequenceABC
+from typing import Final
+
 import torch
 import torch.nn.functional as F
 
-from syncline.model_ops_rocm.checks import (
-    refuse,
-    require_dtype,
-    require_float,
-    require_ndim,
-    require_out,
-    require_shape,
-)
-from syncline.model_ops_rocm.layouts import RowMajor, WeightLayout
+from syncline.model_ops_rocm.arguments_linear import check_linear
+from syncline.model_ops_rocm.layouts import RowMajor, Shuffle16x16, WeightLayout
+from syncline.model_ops_rocm.reference.tiles import linear_in_tiles
 
-_LINEAR = "linear"
-_ROW_MAJOR = RowMajor()
+_ROW_MAJOR: Final = RowMajor()
+LAYOUTS: Final[tuple[WeightLayout, ...]] = (_ROW_MAJOR, Shuffle16x16())
 
 
-def linear(
-    x_TK: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None = None,
-    *,
-    layout: WeightLayout,
-    out: torch.Tensor | None = None,
-) -> torch.Tensor:
+class TorchLinear:
     """See `contracts.Linear`."""
-    require_float(_LINEAR, "x", x_TK)
-    require_ndim(_LINEAR, "weight", weight, 2)
-    require_dtype(_LINEAR, "weight", weight, x_TK.dtype)
-    if x_TK.ndim == 0 or x_TK.shape[-1] != weight.shape[1]:
-        refuse(_LINEAR, "x", f"have a last dimension of {weight.shape[1]}", list(x_TK.shape))
-    if bias is not None:
-        require_shape(_LINEAR, "bias", bias, weight.shape[:1])
-        require_dtype(_LINEAR, "bias", bias, x_TK.dtype)
-    logical = weight if layout == _ROW_MAJOR else layout.inverse(weight)
-    result = F.linear(x_TK, logical, bias)
-    if out is None:
-        return result
-    require_out(_LINEAR, out, result.shape, result.dtype)
-    return out.copy_(result)
+
+    __slots__ = ()
+
+    @property
+    def layouts(self) -> SequenceABC[WeightLayout]:
+        return LAYOUTS
+
+    def workspace_bytes(self, weight: torch.Tensor, max_tokens: int) -> int:
+        return 0
+
+    def __call__(  # noqa: PLR0913 - the contract's
+        self,
+        x_TK: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None = None,
+        *,
+        layout: WeightLayout,
+        batch_invariant: bool = False,
+        out: torch.Tensor | None = None,
+        workspace: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """See `contracts.Linear`."""
+        check_linear(x_TK, weight, bias, out=out)
+        logical = weight if layout == _ROW_MAJOR else layout.inverse(weight, shape=weight.shape)
+        multiply = linear_in_tiles if batch_invariant else F.linear
+        result = multiply(x_TK, logical, bias)
+        return result if out is None else out.copy_(result)

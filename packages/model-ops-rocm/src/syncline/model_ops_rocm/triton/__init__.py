@@ -41,6 +41,8 @@ _OPS: Final[Mapping[str, _Op]] = {
     "silu_and_mul": _Op("activation", "silu_and_mul"),
     "embedding": _Op("rows", "embedding"),
     "gather_rows": _Op("rows", "gather_rows"),
+    "linear": _Op("linear", "LINEAR_OP"),
+    "linear_quantised": _Op("linear_quantised", "LINEAR_QUANTISED_OP"),
     "kv_write": _Op("kv", "kv_write"),
     "kv_copy_blocks": _Op("kv", "KV_COPY_BLOCKS"),
     "advance": _Op("advance", "advance"),

@@ -51,3 +51,25 @@ def rows_of(op: str, argument: str, tensor: torch.Tensor) -> Rows:
 def power_of_two(width: int) -> int:
     """The smallest power of two that is at least `width`."""
     return 1 << max(width - 1, 0).bit_length()
+
+
+class Matrix(NamedTuple):
+    """Row r is at r * stride, its elements `last_stride` apart."""
+
+    num_rows: int
+    stride: int
+    last_stride: int
+
+
+def matrix_of(op: str, argument: str, tensor: torch.Tensor) -> Matrix:
+    """All leading dimensions as one. ValueError if no single stride walks them."""
+    num_rows, last = prod(tensor.shape[:-1]), tensor.stride(-1)
+    stride, walked = tensor.shape[-1] * last, None
+    for size, step in zip(tensor.shape[-2::-1], tensor.stride()[-2::-1], strict=True):
+        if walked is None:
+            stride = walked = step
+        elif size != 1 and num_rows != 0 and step != walked:
+            limit = "have leading dimensions that one stride can walk"
+            refuse(op, argument, limit, f"shape {list(tensor.shape)}, strides {tensor.stride()}")
+        walked *= size
+    return Matrix(num_rows, stride, last)

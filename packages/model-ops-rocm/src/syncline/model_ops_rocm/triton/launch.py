@@ -68,7 +68,7 @@ class Launcher:
         self, op: str, dtype: torch.dtype, width: int, kind: str = ""
     ) -> tuple[ConfigKey, LaunchConfig]:
         """What the current device's tables hold for the shape; NoConfigurationError if nothing."""
-        key = key_for(op, self._arch(), dtype, width, kind)
+        key = key_for(op, self.arch, dtype, width, kind)
         return key, CONFIGS[key]
 
     def launch(
@@ -124,7 +124,9 @@ class Launcher:
         finally:
             knobs.runtime.jit_cache_hook = earlier
 
-    def _arch(self) -> str:
+    @property
+    def arch(self) -> str:
+        """The current device's, by which tables are read."""
         if IS_INTERPRETED:
             return self.interpreted_arch
         device = driver.active.get_current_device()

@@ -11,7 +11,15 @@ from typing import Final
 
 import torch
 
-from syncline.model_ops_rocm.testing.cases import attention, decoding, dense, fused, kv, storing
+from syncline.model_ops_rocm.testing.cases import (
+    attention,
+    decoding,
+    dense,
+    fused,
+    kv,
+    linear,
+    storing,
+)
 from syncline.model_ops_rocm.testing.parity import Case
 
 CASES: Final[tuple[Case, ...]] = (
@@ -21,9 +29,10 @@ CASES: Final[tuple[Case, ...]] = (
     *fused.CASES,
     *kv.CASES,
     *storing.CASES,
+    *linear.CASES,
 )
 TOLERANCES: Final[Mapping[tuple[str, torch.dtype], tuple[float, float]]] = MappingProxyType(
-    {**attention.TOLERANCES, **dense.TOLERANCES, **fused.TOLERANCES}
+    {**attention.TOLERANCES, **dense.TOLERANCES, **fused.TOLERANCES, **linear.TOLERANCES}
 )
 
 

@@ -13,11 +13,18 @@ from typing import Final
 import torch
 
 from syncline.model_ops_rocm.errors import NoConfigurationError
-from syncline.model_ops_rocm.triton.configs import attention, decoding, elementwise, fused, storing
+from syncline.model_ops_rocm.triton.configs import (
+    attention,
+    decoding,
+    elementwise,
+    fused,
+    linear,
+    storing,
+)
 from syncline.model_ops_rocm.triton.configs.base import ConfigKey
 from syncline.model_ops_rocm.triton.targets import LaunchConfig
 
-_FAMILIES: Final = (attention, decoding, elementwise, fused, storing)
+_FAMILIES: Final = (attention, decoding, elementwise, fused, storing, linear)
 CONFIGS: Final[Mapping[ConfigKey, LaunchConfig]] = MappingProxyType(
     dict(chain.from_iterable(family.table() for family in _FAMILIES))
 )

@@ -1,0 +1,136 @@
+"""Linear of unquantised weights: one kernel for every layout, and the sum of split parts.
+
+Unit: one tile of the result. With SWAP the weight is the left operand, so that a few tokens are the
+narrow side of a matrix instruction. Knows no model.
+"""
+
+import triton
+import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from syncline.model_ops_rocm.triton.kernels.tiles import (
+    await_kernel_before,
+    grouped_tile,
+    load_rows,
+    load_weight,
+)
+
+
+@triton.jit
+def store_tile(
+    acc, out_ptr, bias_ptr, first_m, num_rows, first_n, num_columns, out_stride, out_last,
+    bias_stride, HAS_BIAS: tl.constexpr, SWAP: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """Add the bias to float32 sums, [BLOCK_N, BLOCK_M] with SWAP, round once, store."""
+    m, n = tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_N)
+    m_inside, n_inside = m < num_rows - first_m, n < num_columns - first_n
+    corner = out_ptr + first_m.to(tl.int64) * out_stride + first_n.to(tl.int64) * out_last
+    if HAS_BIAS:
+        at = bias_ptr + (first_n.to(tl.int64) + n) * bias_stride
+        bias = tl.load(at, mask=n_inside, other=0.0).to(tl.float32)
+        acc += bias[:, None] if SWAP else bias[None, :]
+    rows = m.to(tl.int64) * out_stride
+    if SWAP:
+        at, inside = n[:, None] * out_last + rows[None, :], n_inside[:, None] & m_inside[None, :]
+    else:
+        at, inside = rows[:, None] + n[None, :] * out_last, m_inside[:, None] & n_inside[None, :]
+    tl.store(corner + at, acc.to(out_ptr.dtype.element_ty), mask=inside)
+
+
+@triton.jit(do_not_specialize=["num_rows"])
+def linear_kernel(
+    x_ptr,
+    weight_ptr,
+    bias_ptr,
+    out_ptr,  # with SPLITS > 1 float32 [SPLITS, num_rows, num_columns], without bias
+    num_rows,
+    num_columns,
+    depth,
+    x_stride,
+    x_last,
+    weight_stride,
+    weight_last,
+    out_stride,
+    out_last,
+    bias_stride,
+    HAS_BIAS: tl.constexpr,
+    CHUNK: tl.constexpr,  # of a 16x16-shuffled weight; 0: row-major
+    EVEN_N: tl.constexpr,
+    EVEN_K: tl.constexpr,
+    SWAP: tl.constexpr,
+    SPLITS: tl.constexpr,
+    GROUP_M: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    PREFETCH: tl.constexpr,  # of K, with OVERLAP, where rows are whole tiles
+    OVERLAP: tl.constexpr,  # CUDA: launched while the kernel before it ends
+):
+    tile_m, tile_n = grouped_tile(
+        tl.program_id(0), num_rows, num_columns, BLOCK_M, BLOCK_N, GROUP_M
+    )
+    first_m, first_n = tile_m * BLOCK_M, tile_n * BLOCK_N
+    num_blocks = tl.cdiv(depth, BLOCK_K)
+    split = tl.program_id(1)
+    per_split = tl.cdiv(num_blocks, SPLITS)
+    start = split * per_split
+    stop = tl.minimum(start + per_split, num_blocks)
+    if OVERLAP:
+        await_kernel_before(
+            *(weight_ptr, first_n, start * BLOCK_K, stop * BLOCK_K, depth),
+            *(weight_stride, CHUNK, BLOCK_N, PREFETCH),
+        )
+    acc = tl.zeros((BLOCK_N, BLOCK_M) if SWAP else (BLOCK_M, BLOCK_N), dtype=tl.float32)
+    for block in range(start, stop):
+        k = block * BLOCK_K
+        x = load_rows(
+            *(x_ptr, first_m, num_rows, k, depth, x_stride, x_last),
+            *(BLOCK_M, BLOCK_K, False, EVEN_K),
+        )
+        weight = load_weight(
+            *(weight_ptr, first_n, num_columns, k, depth, weight_stride, weight_last),
+            *(CHUNK, BLOCK_N, BLOCK_K, EVEN_N, EVEN_K),
+        )
+        if SWAP:
+            acc = tl.dot(weight, tl.trans(x), acc, input_precision="ieee")
+        else:
+            acc = tl.dot(x, tl.trans(weight), acc, input_precision="ieee")
+    out_ptr += split.to(tl.int64) * num_rows * out_stride
+    store_tile(
+        *(acc, out_ptr, bias_ptr, first_m, num_rows, first_n, num_columns, out_stride, out_last),
+        *(bias_stride, HAS_BIAS, SWAP, BLOCK_M, BLOCK_N),
+    )
+
+
+@triton.jit(do_not_specialize=["num_rows"])
+def sum_splits_kernel(
+    parts_ptr,  # float32 [SPLITS, num_rows, num_columns]
+    bias_ptr,
+    out_ptr,
+    num_rows,
+    num_columns,
+    out_stride,
+    out_last,
+    bias_stride,
+    HAS_BIAS: tl.constexpr,
+    SPLITS: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):
+    """The parts of every sum in their order, whichever was finished first."""
+    if OVERLAP:
+        gdc_wait()
+        gdc_launch_dependents()
+    row, first_n = tl.program_id(0).to(tl.int64), tl.program_id(1) * BLOCK_N
+    n = first_n + tl.arange(0, BLOCK_N)
+    inside = n < num_columns
+    at = parts_ptr + row * num_columns + n
+    acc = tl.zeros((BLOCK_N,), dtype=tl.float32)
+    for split in tl.static_range(SPLITS):
+        step = tl.full((), split, tl.int64) * num_rows * num_columns
+        acc += tl.load(at + step, mask=inside, other=0.0)
+    if HAS_BIAS:
+        acc += tl.load(bias_ptr + n * bias_stride, mask=inside, other=0.0).to(tl.float32)
+    at = out_ptr + row * out_stride + n.to(tl.int64) * out_last
+    tl.store(at, acc.to(out_ptr.dtype.element_ty), mask=inside)

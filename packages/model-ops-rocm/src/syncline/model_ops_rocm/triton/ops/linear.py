@@ -1,0 +1,98 @@
+"""Linear of unquantised weights by Triton."""
+
+from collections.abc import Sequence as SequenceABC
+from typing import Final
+
+import torch
+
+from syncline.model_ops_rocm.arguments_linear import LINEAR, check_linear, require_layout
+from syncline.model_ops_rocm.checks import require_contiguous
+from syncline.model_ops_rocm.layouts import RowMajor, Shuffle16x16, WeightLayout
+from syncline.model_ops_rocm.triton.configs.base import ANY_WIDTH
+from syncline.model_ops_rocm.triton.geometry import matrix_of
+from syncline.model_ops_rocm.triton.kernels.linear import linear_kernel
+from syncline.model_ops_rocm.triton.launch import LAUNCHER, require_reachable
+from syncline.model_ops_rocm.triton.ops.products import (
+    Product,
+    chunk_of,
+    overlaps,
+    prefetch,
+    split_bytes,
+)
+
+_SHUFFLED: Final = Shuffle16x16()
+LAYOUTS: Final[tuple[WeightLayout, ...]] = (RowMajor(), _SHUFFLED)
+
+
+class TritonLinear:
+    """See `contracts.Linear`."""
+
+    __slots__ = ()
+
+    @property
+    def layouts(self) -> SequenceABC[WeightLayout]:
+        return LAYOUTS
+
+    def workspace_bytes(self, weight: torch.Tensor, max_tokens: int) -> int:
+        return split_bytes(LINEAR, weight, max_tokens)
+
+    def __call__(  # noqa: PLR0913 - the contract's
+        self,
+        x_TK: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None = None,
+        *,
+        layout: WeightLayout,
+        batch_invariant: bool = False,
+        out: torch.Tensor | None = None,
+        workspace: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """See `contracts.Linear`."""
+        shape = check_linear(x_TK, weight, bias, out=out)
+        require_layout(LINEAR, layout, LAYOUTS)
+        if layout == _SHUFFLED:
+            layout.check(weight.shape, weight.dtype)
+            require_contiguous(LINEAR, "weight", weight)
+        require_reachable(LINEAR, x=x_TK, weight=weight, bias=bias, out=out, workspace=workspace)
+        if out is None:
+            out = torch.empty(shape, dtype=x_TK.dtype, device=x_TK.device)
+        x, (num_columns, depth) = matrix_of(LINEAR, "x", x_TK), weight.shape
+        rows = ANY_WIDTH if batch_invariant else x.num_rows
+        chosen = LAUNCHER.config(LINEAR, x_TK.dtype, rows)
+        product = Product(
+            op=LINEAR,
+            chosen=chosen,
+            num_rows=x.num_rows,
+            num_columns=num_columns,
+            bias=bias,
+            out=out,
+        )
+        if product.is_empty:
+            return out
+        target = product.target(workspace)
+        constants = chosen[1].constants
+        even_n = num_columns % constants["BLOCK_N"] == 0
+        even_k = depth % constants["BLOCK_K"] == 0
+        LAUNCHER.launch(
+            linear_kernel,
+            product.grid,
+            chosen,
+            (
+                *(x_TK, weight, product.bias_or_out, target.tensor),
+                *(x.num_rows, num_columns, depth, x.stride, x.last_stride),
+                *(weight.stride(0), weight.stride(1), *target.strides, product.bias_stride),
+            ),
+            {
+                "HAS_BIAS": product.adds_bias,
+                "CHUNK": chunk_of(layout, weight),
+                "EVEN_N": even_n,
+                "EVEN_K": even_k,
+                "PREFETCH": prefetch(chosen[1], even_n, even_k, weight.stride(1) == 1),
+                "OVERLAP": overlaps(chosen[1]),
+            },
+        )
+        product.finish(target)
+        return out
+
+
+LINEAR_OP: Final = TritonLinear()

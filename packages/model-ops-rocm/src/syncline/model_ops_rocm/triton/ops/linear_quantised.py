@@ -1,0 +1,338 @@
+"""Linear of quantised weights by Triton: which kernel a pair of recipes takes, and what it is told.
+
+fp8 codes meet fp8 codes only where the hardware multiplies them, and MX codes MX codes only where
+it knows their scales; elsewhere codes of x are refused, and floating point meets decoded weights.
+"""
+
+from collections.abc import Sequence as SequenceABC
+from dataclasses import dataclass
+from typing import Final, NoReturn
+
+import torch
+
+from syncline.model_ops_rocm.arguments_linear import (
+    LINEAR_QUANTISED,
+    check_quantised_result,
+    check_quantised_weight,
+    check_x_of_codes,
+    check_x_of_floats,
+    require_layout,
+)
+from syncline.model_ops_rocm.checks import refuse
+from syncline.model_ops_rocm.formats.quantised import Quantised
+from syncline.model_ops_rocm.formats.storage_format import StorageFormat
+from syncline.model_ops_rocm.layouts.base import WeightLayout
+from syncline.model_ops_rocm.quant.scheme import CodeType, Granularity, ScaleType
+from syncline.model_ops_rocm.triton.configs import CONFIGS, key_for
+from syncline.model_ops_rocm.triton.configs import linear as tables
+from syncline.model_ops_rocm.triton.configs.base import ANY_WIDTH
+from syncline.model_ops_rocm.triton.geometry import matrix_of
+from syncline.model_ops_rocm.triton.kernels import linear_decoded
+from syncline.model_ops_rocm.triton.kernels.linear_decoded import decoded_linear_kernel
+from syncline.model_ops_rocm.triton.kernels.linear_mx import mx_linear_kernel
+from syncline.model_ops_rocm.triton.kernels.linear_quantised import codes_linear_kernel
+from syncline.model_ops_rocm.triton.launch import IS_INTERPRETED, LAUNCHER, require_reachable
+from syncline.model_ops_rocm.triton.ops.linear import LAYOUTS
+from syncline.model_ops_rocm.triton.ops.products import (
+    Product,
+    chunk_of,
+    overlaps,
+    prefetch,
+    split_bytes,
+)
+from syncline.model_ops_rocm.triton.targets import casts_natively
+
+_BYTES: Final = torch.uint8
+_SCALE_DEPTHS: Final = {
+    Granularity.TENSOR: 0,
+    Granularity.TOKEN: 0,
+    Granularity.BLOCK_1X128: 128,
+    Granularity.BLOCK_128X128: 128,
+    Granularity.BLOCK_1X32: 32,
+}
+_CODES: Final = {
+    CodeType.E4M3FN: linear_decoded.E4M3FN.value,
+    CodeType.E4M3FNUZ: linear_decoded.E4M3FNUZ.value,
+    CodeType.E2M1: linear_decoded.E2M1.value,
+}
+_NATIVE: Final = linear_decoded.NATIVE.value
+_MX_ARCH: Final = "gfx950"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Operand:
+    """Codes and scales of one side, and how a kernel steps through the scales."""
+
+    codes: torch.Tensor
+    scale: torch.Tensor
+    recipe: Quantised
+
+    @property
+    def scales(self) -> torch.Tensor:
+        """As a kernel can read them: e8m0 as bytes."""
+        return self.scale.view(_BYTES) if self.is_e8m0 else self.scale
+
+    @property
+    def is_e8m0(self) -> bool:
+        return self.recipe.scale is ScaleType.E8M0
+
+    @property
+    def is_mx(self) -> bool:
+        return self.is_e8m0 and self.scale_depth == 32
+
+    @property
+    def scale_row(self) -> int:
+        return 0 if self.recipe.granularity is Granularity.TENSOR else self.scale.stride(0)
+
+    @property
+    def scale_block(self) -> int:
+        return int(self.scale_depth != 0)
+
+    @property
+    def scale_rows(self) -> int:
+        return 128 if self.recipe.granularity is Granularity.BLOCK_128X128 else 1
+
+    @property
+    def scale_depth(self) -> int:
+        return _SCALE_DEPTHS[self.recipe.granularity]
+
+    def native(self, arch: str) -> bool:
+        """Whether the target has instructions for the codes, which the interpreter has not."""
+        return not IS_INTERPRETED and casts_natively(arch, self.recipe.code)
+
+    def readable(self, arch: str) -> torch.Tensor:
+        return self.codes if self.native(arch) else self.codes.view(_BYTES)
+
+    def code(self, arch: str) -> int:
+        return int(_NATIVE if self.native(arch) else _CODES[self.recipe.code])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Call:
+    """What every path of the op passes on."""
+
+    weight: _Operand
+    layout: WeightLayout
+    num_columns: int
+    depth: int
+    bias: torch.Tensor | None
+    out: torch.Tensor
+    is_invariant: bool
+    workspace: torch.Tensor | None
+
+    def product(self, kind: str, num_rows: int) -> Product:
+        rows = ANY_WIDTH if self.is_invariant else num_rows
+        key = key_for(LINEAR_QUANTISED, self._arch(kind), self.weight.codes.dtype, rows, kind)
+        return Product(
+            op=LINEAR_QUANTISED,
+            chosen=(key, CONFIGS[key]),
+            num_rows=num_rows,
+            num_columns=self.num_columns,
+            bias=self.bias,
+            out=self.out,
+        )
+
+    def _arch(self, kind: str) -> str:
+        if not IS_INTERPRETED:
+            return LAUNCHER.arch
+        # Interpreted, each kind takes the rows of a target that has it.
+        of_codes = kind in (tables.CODES, tables.CODES_OF_BLOCKS)
+        return "gfx942" if of_codes and self.weight.recipe.code is CodeType.E4M3FNUZ else _MX_ARCH
+
+    def stored_shape(self, per_element: int = 1) -> tuple[int, int]:
+        rows, columns = self.weight.codes.shape
+        return rows, columns * per_element
+
+    def constants(self, product: Product, per_element: int) -> dict[str, object]:
+        """Of every kernel; `per_element` codes are in an element of the weight."""
+        blocks = product.chosen[1].constants
+        rows, columns = self.stored_shape()
+        even_n = rows % blocks["BLOCK_N"] == 0
+        even_k = columns * per_element % blocks["BLOCK_K"] == 0
+        return {
+            "HAS_BIAS": product.adds_bias,
+            "CHUNK": chunk_of(self.layout, self.weight.codes),
+            "EVEN_N": even_n,
+            "EVEN_K": self.depth % blocks["BLOCK_K"] == 0,
+            "EVEN_STORED_K": even_k,
+            "PREFETCH": prefetch(product.chosen[1], even_n, even_k),
+            "OVERLAP": overlaps(product.chosen[1]),
+        }
+
+
+class TritonLinearQuantised:
+    """See `contracts.LinearQuantised`."""
+
+    __slots__ = ()
+
+    @property
+    def layouts(self) -> SequenceABC[WeightLayout]:
+        return LAYOUTS
+
+    def workspace_bytes(self, weight: torch.Tensor, max_tokens: int) -> int:
+        return split_bytes(LINEAR_QUANTISED, weight, max_tokens)
+
+    def __call__(  # noqa: PLR0913 - the contract's
+        self,
+        x_TK: torch.Tensor,
+        weight: torch.Tensor,
+        weight_scale: torch.Tensor,
+        bias: torch.Tensor | None = None,
+        *,
+        storage: StorageFormat,
+        x_scale: torch.Tensor | None = None,
+        x_recipe: Quantised | None = None,
+        dtype: torch.dtype | None = None,
+        batch_invariant: bool = False,
+        out: torch.Tensor | None = None,
+        workspace: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """See `contracts.LinearQuantised`."""
+        recipe, (num_columns, depth) = check_quantised_weight(weight, weight_scale, storage)
+        require_layout(LINEAR_QUANTISED, storage.layout, LAYOUTS)
+        if recipe.code not in _CODES:
+            refuse(LINEAR_QUANTISED, "storage", "have fp8 or e2m1 codes", storage.describe())
+        left, x_dtype = None, None
+        if x_recipe is None:
+            check_x_of_floats(x_TK, x_scale, depth)
+            x_dtype = x_TK.dtype
+        else:
+            scale = check_x_of_codes(x_TK, x_scale, x_recipe, depth)
+            left = _Operand(codes=x_TK, scale=scale, recipe=x_recipe)
+        shape = (*x_TK.shape[:-1], num_columns)
+        dtype = check_quantised_result(shape, bias, out, dtype=dtype, x_dtype=x_dtype)
+        require_reachable(
+            LINEAR_QUANTISED,
+            x=x_TK,
+            weight=weight,
+            weight_scale=weight_scale,
+            bias=bias,
+            x_scale=x_scale,
+            out=out,
+            workspace=workspace,
+        )
+        if out is None:
+            out = torch.empty(shape, dtype=dtype, device=x_TK.device)
+        call = _Call(
+            weight=_Operand(codes=weight, scale=weight_scale, recipe=recipe),
+            layout=storage.layout,
+            num_columns=num_columns,
+            depth=depth,
+            bias=bias,
+            out=out,
+            is_invariant=batch_invariant,
+            workspace=workspace,
+        )
+        if left is None:
+            _decoded(call, x_TK)
+        elif left.is_mx and call.weight.is_mx:
+            _mx(call, left)
+        else:
+            _codes(call, left)
+        return out
+
+
+def _decoded(call: _Call, x_TK: torch.Tensor) -> None:
+    weight, x = call.weight, matrix_of(LINEAR_QUANTISED, "x", x_TK)
+    is_exact = weight.scale_depth != 32 or (weight.is_e8m0 and x_TK.dtype == torch.bfloat16)
+    in_half = is_exact and x_TK.dtype != torch.float32
+    product = call.product(tables.DECODED if in_half else tables.DECODED_FP32, x.num_rows)
+    if product.is_empty:
+        return
+    arch, target = product.chosen[0].arch, product.target(call.workspace)
+    per_element = 2 if weight.recipe.code is CodeType.E2M1 else 1
+    LAUNCHER.launch(
+        decoded_linear_kernel,
+        product.grid,
+        product.chosen,
+        (
+            *(x_TK, weight.readable(arch), weight.scales, product.bias_or_out, target.tensor),
+            *(x.num_rows, call.num_columns, call.depth, *call.stored_shape()),
+            *(x.stride, x.last_stride, weight.scale_row, weight.scale_block),
+            *(*target.strides, product.bias_stride),
+        ),
+        call.constants(product, per_element)
+        | {
+            "WEIGHT_E8M0": weight.is_e8m0,
+            "SCALE_ROWS": weight.scale_rows,
+            "SCALE_DEPTH": weight.scale_depth,
+            "CODE": weight.code(arch),
+        },
+    )
+    product.finish(target)
+
+
+def _codes(call: _Call, x: _Operand) -> None:
+    weight = call.weight
+    of_blocks = bool(x.scale_depth or weight.scale_depth)
+    if x.recipe.code is not weight.recipe.code or 32 in (x.scale_depth, weight.scale_depth):
+        _refuse_pair(x, weight)
+    if not IS_INTERPRETED and not weight.native(LAUNCHER.arch):
+        _refuse_pair(x, weight)
+    kind = tables.CODES_OF_BLOCKS if of_blocks else tables.CODES
+    product = call.product(kind, x.codes.shape[0])
+    arch = product.chosen[0].arch
+    if product.is_empty:
+        return
+    target = product.target(call.workspace)
+    LAUNCHER.launch(
+        codes_linear_kernel,
+        product.grid,
+        product.chosen,
+        (
+            *(x.readable(arch), x.scales, weight.readable(arch), weight.scales),
+            *(product.bias_or_out, target.tensor, product.num_rows, call.num_columns),
+            *(call.depth, *call.stored_shape(), x.codes.shape[1], 1),
+            *(x.scale_row, x.scale_block, weight.scale_row, weight.scale_block),
+            *(*target.strides, product.bias_stride),
+        ),
+        call.constants(product, 1)
+        | {
+            "X_E8M0": x.is_e8m0,
+            "WEIGHT_E8M0": weight.is_e8m0,
+            "SCALE_ROWS": weight.scale_rows,
+            "SCALES_OF_BLOCKS": of_blocks,
+            "DECODE": IS_INTERPRETED,
+            "FNUZ": weight.recipe.code is CodeType.E4M3FNUZ,
+        },
+    )
+    product.finish(target)
+
+
+def _mx(call: _Call, x: _Operand) -> None:
+    weight = call.weight
+    if CodeType.E4M3FNUZ in (x.recipe.code, weight.recipe.code):
+        _refuse_pair(x, weight)
+    if not IS_INTERPRETED and LAUNCHER.arch != _MX_ARCH:
+        _refuse_pair(x, weight)
+    product = call.product(tables.MX, x.codes.shape[0])
+    arch = product.chosen[0].arch
+    if product.is_empty:
+        return
+    per_element = 2 if weight.recipe.code is CodeType.E2M1 else 1
+    target = product.target(call.workspace)
+    LAUNCHER.launch(
+        mx_linear_kernel,
+        product.grid,
+        product.chosen,
+        (
+            *(x.readable(arch), x.scales, weight.readable(arch), weight.scales),
+            *(product.bias_or_out, target.tensor, product.num_rows, call.num_columns),
+            *(call.depth, *call.stored_shape(per_element), x.scale_row, weight.scale_row),
+            *(*target.strides, product.bias_stride),
+        ),
+        call.constants(product, per_element)
+        | {
+            "X_CODE": x.code(arch),
+            "WEIGHT_CODE": weight.code(arch),
+            "DECODE": IS_INTERPRETED,
+        },
+    )
+
+
+def _refuse_pair(x: _Operand, weight: _Operand) -> NoReturn:
+    got = f"{x.recipe.describe()} times {weight.recipe.describe()}"
+    refuse(LINEAR_QUANTISED, "x_recipe", "go with the weight's where both are native", got)
+
+
+LINEAR_QUANTISED_OP: Final = TritonLinearQuantised()

@@ -1,0 +1,133 @@
+"""Products with a stored weight on a GPU: codes times codes, large sizes, rows that are their own.
+
+What every op is asked, parity and replay, `test_triton_gpu.py` asks of these too.
+"""
+
+from collections.abc import Callable
+from typing import cast
+
+import pytest
+import torch
+
+from syncline.model_ops_rocm import (
+    LayoutError,
+    Quantised,
+    RowMajor,
+    Shuffle16x16,
+    StorageFormat,
+    WeightLayout,
+    detect_arch,
+    select,
+)
+from syncline.model_ops_rocm.layouts import Shuffle32x16
+from syncline.model_ops_rocm.quant import CodeType, Granularity
+from syncline.model_ops_rocm.testing.cases.linear import (
+    FP8_TOLERANCE,
+    MX_CASES,
+    native_cases,
+    quantised,
+)
+from syncline.model_ops_rocm.testing.parity import Case, Maker, assert_parity, results_of
+from syncline.model_ops_rocm.testing.stored import encode_whole
+
+pytestmark = pytest.mark.gpu
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+FN, FNUZ = CodeType.E4M3FN, CodeType.E4M3FNUZ
+
+
+def triton_op(op: str, dtype: torch.dtype) -> Callable[..., torch.Tensor]:
+    found = select(op, backend="triton", arch=detect_arch(), dtype=dtype)
+    return cast(Callable[..., torch.Tensor], found)
+
+
+def is_native(code: CodeType) -> bool:
+    return (code is FNUZ) == (detect_arch() == "gfx942")
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("case", [*native_cases(FN), *native_cases(FNUZ), *MX_CASES], ids=str)
+def test_codes_are_multiplied_where_the_hardware_does_and_refused_elsewhere(
+    case: Case, dtype: torch.dtype
+) -> None:
+    reference = cast(Callable[..., object], select(case.op, dtype=dtype))
+    ours = triton_op(case.op, dtype)
+    if case in MX_CASES:
+        is_offered = detect_arch() == "gfx950"
+    else:
+        is_offered = is_native(FNUZ if "fnuz" in case.label else FN)
+    if not is_offered:
+        with pytest.raises(ValueError, match="linear_quantised: x_recipe must go with the weight"):
+            ours(**case.build(Maker(dtype, "cuda")))
+        return
+    assert_parity(case, dtype, ours, reference, tolerance=FP8_TOLERANCE, device="cuda")
+
+
+@pytest.mark.parametrize("layout", [RowMajor(), Shuffle16x16()], ids=["row_major", "shuffled"])
+@pytest.mark.parametrize("num_tokens", [1, 16, 17, 64, 65, 300, 1_000])
+def test_sizes_of_models_agree_with_a_product_in_float64(
+    num_tokens: int, layout: WeightLayout
+) -> None:
+    torch.manual_seed(num_tokens)
+    weight = torch.randn(2_048, 4_096, device="cuda").bfloat16()
+    x = torch.randn(num_tokens, 4_096, device="cuda").bfloat16()
+    exact = x.double() @ weight.double().T
+    linear = triton_op("linear", torch.bfloat16)
+    got = linear(x, layout.apply(weight), layout=layout).double()
+    assert (got - exact).norm() < 2.5e-3 * exact.norm()
+    again = linear(x, layout.apply(weight), layout=layout).double()
+    assert torch.equal(got, again)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
+def test_a_row_is_its_own_whatever_shares_the_batch(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    weight = torch.randn(1_024, 2_048, device="cuda").to(dtype)
+    x = torch.randn(300, 2_048, device="cuda").to(dtype)
+    linear = triton_op("linear", dtype)
+    whole = linear(x, weight, layout=RowMajor(), batch_invariant=True)
+    for start, stop in ((0, 1), (7, 9), (100, 164), (37, 300), (299, 300)):
+        part = linear(x[start:stop], weight, layout=RowMajor(), batch_invariant=True)
+        assert torch.equal(part, whole[start:stop])
+    exact = x.double() @ weight.double().T
+    assert (whole.double() - exact).norm() < 2.5e-3 * exact.norm()
+
+
+@pytest.mark.parametrize(
+    "granularity", [Granularity.TOKEN, Granularity.BLOCK_128X128, Granularity.BLOCK_1X32], ids=str
+)
+def test_a_row_of_codes_is_its_own_whatever_shares_the_batch(granularity: Granularity) -> None:
+    code = FN if is_native(FN) else FNUZ
+    recipe = StorageFormat(recipe=Quantised(granularity=granularity, code=code))
+    stored = encode_whole(recipe, torch.randn(512, 1_024))
+    weight = {name: tensor.cuda() for name, tensor in stored.items()}
+    x = torch.randn(200, 1_024, device="cuda").bfloat16()
+    linear = triton_op("linear_quantised", torch.bfloat16)
+    arguments = {**weight, "storage": recipe, "batch_invariant": True}
+    whole = linear(x, **arguments)
+    for start, stop in ((0, 1), (7, 9), (37, 200)):
+        assert torch.equal(linear(x[start:stop], **arguments), whole[start:stop])
+
+
+def test_what_the_kernels_do_not_read_is_refused() -> None:
+    weight, x = torch.zeros(64, 64, device="cuda"), torch.zeros(3, 64, device="cuda")
+    linear = triton_op("linear", torch.float32)
+    with pytest.raises(
+        LayoutError, match="shuffle_32x16 requires linear to take it, got row_major"
+    ):
+        linear(x, weight, layout=Shuffle32x16())
+    with pytest.raises(ValueError, match="linear: weight must be contiguous"):
+        linear(x, weight.T.contiguous().T, layout=Shuffle16x16())
+    case = quantised(Quantised(granularity=Granularity.TOKEN, code=CodeType.INT8), (3, 16, 32))
+    with pytest.raises(ValueError, match="linear_quantised: storage must have fp8 or e2m1 codes"):
+        triton_op(case.op, torch.float32)(**case.build(Maker(torch.float32, "cuda")))
+
+
+def test_a_product_in_parts_needs_a_workspace_that_holds_them() -> None:
+    linear = triton_op("linear", torch.bfloat16)
+    weight = torch.randn(4_096, 4_096, device="cuda").bfloat16()
+    x = torch.randn(8, 4_096, device="cuda").bfloat16()
+    num_bytes = linear.workspace_bytes(weight, 8)  # type: ignore[attr-defined]  # the contract's
+    workspace = torch.empty(max(num_bytes, 1), dtype=torch.uint8, device="cuda")
+    got = linear(x, weight, layout=RowMajor(), workspace=workspace)
+    assert torch.equal(got, *results_of(linear(x, weight, layout=RowMajor())))

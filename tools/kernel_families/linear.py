@@ -1,0 +1,118 @@
+"""The launches of the products with a stored weight."""
+
+from collections.abc import Iterator, Mapping
+from typing import Final
+
+import torch
+
+from kernel_families.base import Arguments, Calls, Rules, empty, operands_of_dtype
+from syncline.model_ops_rocm import Quantised, RowMajor, Shuffle16x16, StorageFormat
+from syncline.model_ops_rocm.quant import CodeType, E8m0Mode, Granularity, ScaleType
+from syncline.model_ops_rocm.triton.configs import CONFIGS
+from syncline.model_ops_rocm.triton.configs.base import ConfigKey
+from syncline.model_ops_rocm.triton.configs.linear import (
+    CODES,
+    CODES_OF_BLOCKS,
+    DECODED_FP32,
+    MX,
+)
+
+_WIDTH: Final = 4_096
+_CODES: Final = {
+    torch.float8_e4m3fn: CodeType.E4M3FN,
+    torch.float8_e4m3fnuz: CodeType.E4M3FNUZ,
+    torch.float4_e2m1fn_x2: CodeType.E2M1,
+}
+_FEW: Final = 16
+
+
+def _tokens(key: ConfigKey, num_tokens: int) -> int:
+    """As many of `num_tokens` as the row is for, or as few."""
+    narrower = [one.up_to for one in CONFIGS if one._replace(up_to=0) == key._replace(up_to=0)]
+    below = max((up_to for up_to in narrower if up_to < key.up_to), default=0)
+    return min(max(num_tokens, below + 1), key.up_to)
+
+
+def _linears(key: ConfigKey, num_tokens: int) -> Iterator[tuple[str, Arguments]]:
+    call: Arguments = {
+        "x_TK": empty(key, _tokens(key, num_tokens), _WIDTH),
+        "weight": empty(key, _WIDTH, _WIDTH),
+        "layout": RowMajor(),
+    }
+    yield "row-major", call | {"bias": empty(key, _WIDTH)} if key.up_to == _FEW else call
+    if key.dtype == torch.bfloat16:
+        yield "shuffled", call | {"layout": Shuffle16x16()}
+
+
+def _quantised(key: ConfigKey, num_tokens: int) -> Iterator[tuple[str, Arguments]]:
+    code = _CODES[key.dtype]
+    recipe = _recipe(Granularity.TOKEN, code)
+    if key.kind == CODES_OF_BLOCKS:
+        recipe = _recipe(Granularity.BLOCK_128X128, code)
+    elif key.kind == MX or code is CodeType.E2M1:
+        recipe = _mx(code)
+    layout = Shuffle16x16() if key.up_to == _FEW and key.kind != CODES else RowMajor()
+    storage = StorageFormat(recipe=recipe, layout=layout)
+    shape = (_tokens(key, num_tokens), _WIDTH)
+    spec = storage.storage_spec((_WIDTH, _WIDTH))
+    call: Arguments = {
+        **{
+            name: torch.empty(one.shape, dtype=one.dtype, device="meta")
+            for name, one in spec.items()
+        },
+        "storage": storage,
+    }
+    if key.kind not in (CODES, CODES_OF_BLOCKS, MX):
+        dtype = torch.float32 if key.kind == DECODED_FP32 else torch.bfloat16
+        yield "decoded", call | {"x_TK": torch.empty(shape, dtype=dtype, device="meta")}
+        return
+    x_recipe = _recipe(Granularity.BLOCK_1X128, code) if key.kind == CODES_OF_BLOCKS else recipe
+    x = x_recipe.storage_spec(shape)
+    yield (
+        layout.describe(),
+        call
+        | {
+            "x_TK": torch.empty(x["weight"].shape, dtype=x["weight"].dtype, device="meta"),
+            "x_scale": torch.empty(
+                x["weight_scale"].shape, dtype=x["weight_scale"].dtype, device="meta"
+            ),
+            "x_recipe": x_recipe,
+            "dtype": torch.bfloat16,
+        },
+    )
+
+
+def _recipe(granularity: Granularity, code: CodeType) -> Quantised:
+    return Quantised(granularity=granularity, code=code)
+
+
+def _mx(code: CodeType) -> Quantised:
+    return Quantised(
+        granularity=Granularity.BLOCK_1X32,
+        code=code,
+        scale=ScaleType.E8M0,
+        e8m0_mode=E8m0Mode.ROUND_UP,
+    )
+
+
+def _operands(key: ConfigKey) -> tuple[str, ...]:
+    if key.kind in (CODES, CODES_OF_BLOCKS, MX):
+        return ("e2m1 e2m1",) if key.dtype == torch.float4_e2m1fn_x2 else ("e4m3 e4m3",)
+    dtype = torch.float32 if key.kind == DECODED_FP32 else torch.bfloat16
+    return operands_of_dtype(key._replace(dtype=dtype))
+
+
+CALLS: Final[Mapping[str, Calls]] = {"linear": _linears, "linear_quantised": _quantised}
+_SUM: Final = frozenset({"sum_splits_kernel"})
+# Narrow: bias and scales, one number for each row of a tile, and what a tile of few rows of x in
+# one byte leaves to each thread.
+RULES: Final[Mapping[str, Rules]] = {
+    "linear": Rules(is_matrix=True, without_matrix=_SUM, max_narrow_loads=4, max_narrow_stores=16),
+    "linear_quantised": Rules(
+        is_matrix=True,
+        without_matrix=_SUM,
+        operands=_operands,
+        max_narrow_loads=34,
+        max_narrow_stores=16,
+    ),
+}
