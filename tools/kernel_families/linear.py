@@ -24,6 +24,7 @@ _CODES: Final = {
     torch.float4_e2m1fn_x2: CodeType.E2M1,
 }
 _FEW: Final = 16
+_WIDE: Final = 12_288
 
 
 def _tokens(key: ConfigKey, num_tokens: int) -> int:
@@ -33,28 +34,33 @@ def _tokens(key: ConfigKey, num_tokens: int) -> int:
     return min(max(num_tokens, below + 1), key.up_to)
 
 
+def _columns(key: ConfigKey) -> int:
+    return _WIDTH if key.kind.endswith("narrow") else _WIDE
+
+
 def _linears(key: ConfigKey, num_tokens: int) -> Iterator[tuple[str, Arguments]]:
+    width = _columns(key)
     call: Arguments = {
         "x_TK": empty(key, _tokens(key, num_tokens), _WIDTH),
-        "weight": empty(key, _WIDTH, _WIDTH),
+        "weight": empty(key, width, _WIDTH),
         "layout": RowMajor(),
     }
-    yield "row-major", call | {"bias": empty(key, _WIDTH)} if key.up_to == _FEW else call
-    if key.dtype == torch.bfloat16:
+    yield "row-major", call | {"bias": empty(key, width)} if key.up_to == _FEW else call
+    if key.dtype == torch.bfloat16 and not key.kind:
         yield "shuffled", call | {"layout": Shuffle16x16()}
 
 
 def _quantised(key: ConfigKey, num_tokens: int) -> Iterator[tuple[str, Arguments]]:
     code = _CODES[key.dtype]
     recipe = _recipe(Granularity.TOKEN, code)
-    if key.kind == CODES_OF_BLOCKS:
+    if key.kind.startswith(CODES_OF_BLOCKS):
         recipe = _recipe(Granularity.BLOCK_128X128, code)
     elif key.kind == MX or code is CodeType.E2M1:
         recipe = _mx(code)
     layout = Shuffle16x16() if key.up_to == _FEW and key.kind != CODES else RowMajor()
     storage = StorageFormat(recipe=recipe, layout=layout)
     shape = (_tokens(key, num_tokens), _WIDTH)
-    spec = storage.storage_spec((_WIDTH, _WIDTH))
+    spec = storage.storage_spec((_columns(key), _WIDTH))
     call: Arguments = {
         **{
             name: torch.empty(one.shape, dtype=one.dtype, device="meta")
@@ -62,11 +68,13 @@ def _quantised(key: ConfigKey, num_tokens: int) -> Iterator[tuple[str, Arguments
         },
         "storage": storage,
     }
-    if key.kind not in (CODES, CODES_OF_BLOCKS, MX):
+    if not _is_of_codes(key):
         dtype = torch.float32 if key.kind == DECODED_FP32 else torch.bfloat16
         yield "decoded", call | {"x_TK": torch.empty(shape, dtype=dtype, device="meta")}
         return
-    x_recipe = _recipe(Granularity.BLOCK_1X128, code) if key.kind == CODES_OF_BLOCKS else recipe
+    x_recipe = (
+        _recipe(Granularity.BLOCK_1X128, code) if key.kind.startswith(CODES_OF_BLOCKS) else recipe
+    )
     x = x_recipe.storage_spec(shape)
     yield (
         layout.describe(),
@@ -80,6 +88,10 @@ def _quantised(key: ConfigKey, num_tokens: int) -> Iterator[tuple[str, Arguments
             "dtype": torch.bfloat16,
         },
     )
+
+
+def _is_of_codes(key: ConfigKey) -> bool:
+    return key.kind.startswith(CODES) or key.kind == MX
 
 
 def _recipe(granularity: Granularity, code: CodeType) -> Quantised:
@@ -96,7 +108,7 @@ def _mx(code: CodeType) -> Quantised:
 
 
 def _operands(key: ConfigKey) -> tuple[str, ...]:
-    if key.kind in (CODES, CODES_OF_BLOCKS, MX):
+    if _is_of_codes(key):
         return ("e2m1 e2m1",) if key.dtype == torch.float4_e2m1fn_x2 else ("e4m3 e4m3",)
     dtype = torch.float32 if key.kind == DECODED_FP32 else torch.bfloat16
     return operands_of_dtype(key._replace(dtype=dtype))

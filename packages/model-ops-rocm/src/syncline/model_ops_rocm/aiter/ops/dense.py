@@ -159,7 +159,11 @@ class AiterLinear(AiterOp):
         """What `layout` may be, the preferred one first."""
         return LINEAR_LAYOUTS
 
-    def __call__(
+    def workspace_bytes(self, weight: torch.Tensor, max_tokens: int) -> int:
+        """0: AITER allocates by itself."""
+        return 0
+
+    def __call__(  # noqa: PLR0913 - the contract's
         self,
         x_TK: torch.Tensor,
         weight: torch.Tensor,
@@ -168,6 +172,7 @@ class AiterLinear(AiterOp):
         layout: WeightLayout,
         out: torch.Tensor | None = None,
         batch_invariant: bool = False,
+        workspace: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """See `contracts.Linear`; never batch-invariant."""
         refuse_batch_invariant(_LINEAR, batch_invariant)

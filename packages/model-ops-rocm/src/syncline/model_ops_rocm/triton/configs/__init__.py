@@ -6,6 +6,7 @@ A shape takes the narrowest bucket that holds it.
 """
 
 from collections.abc import Mapping
+from functools import lru_cache
 from itertools import chain
 from types import MappingProxyType
 from typing import Final
@@ -30,6 +31,7 @@ CONFIGS: Final[Mapping[ConfigKey, LaunchConfig]] = MappingProxyType(
 )
 
 
+@lru_cache(maxsize=8_192)  # a call must not read hundreds of keys
 def key_for(op: str, arch: str, dtype: torch.dtype, width: int, kind: str = "") -> ConfigKey:
     """The narrowest bucket that holds `width`; NoConfigurationError if there is none."""
     wanted = (op, arch, dtype)

@@ -4,14 +4,24 @@ Buckets are rows of x. Rows of `linear` have x's dtype; those of `linear_quantis
 codes as dtype, and as kind how they are multiplied. SWAP: the weight is the left operand, so that
 few rows are the narrow side of a matrix instruction. A batch-invariant call takes the widest bucket
 for every number of rows: one instruction, one BLOCK_K, no splits.
+
+The rows of sm_90 for codes and for 16-bit numbers were measured on an H200; no row of an AMD GPU
+was, nor one of decoded weights or of float32.
 """
 
 from collections.abc import Iterator, Mapping
+from types import MappingProxyType
 from typing import Final
 
 import torch
 
-from syncline.model_ops_rocm.triton.configs.base import ANY_WIDTH, HALF_DTYPES, ConfigKey, Row
+from syncline.model_ops_rocm.triton.configs.base import (
+    ANY_WIDTH,
+    HALF_DTYPES,
+    Buckets,
+    ConfigKey,
+    Row,
+)
 from syncline.model_ops_rocm.triton.targets import LaunchConfig
 
 # How codes are multiplied: with codes of x, whose scales multiply the whole sum or one of each 128
@@ -21,95 +31,176 @@ CODES_OF_BLOCKS: Final = "codes-of-blocks"
 DECODED: Final = "decoded"
 DECODED_FP32: Final = "decoded-fp32"
 MX: Final = "mx"
+# (arch, dtype) -> the most rows of x that Triton multiplies with a row-major weight as fast as the
+# vendor's library, which takes all beyond: cuBLAS, on an H200. Batch-invariant calls stay.
+FEWER_THAN_LIBRARY: Final[Mapping[tuple[str, torch.dtype], int]] = MappingProxyType(
+    {("sm_90", dtype): 16 for dtype in HALF_DTYPES}
+)
 _AMD: Final = ("gfx942", "gfx950")
+_FEW_COLUMNS: Final = 8_192
+_FEW_ROWS: Final = 64
 
 
-def _tile(
+def kind_for(kind: str, arch: str, num_rows: int, num_columns: int) -> str:
+    """`kind`, or its rows for few columns: fewer tiles than there are processors to share them.
+
+    AMD's tables do not tell.
+    """
+    if arch in _AMD or num_rows > _FEW_ROWS or num_columns > _FEW_COLUMNS:
+        return kind
+    return _narrow(kind)
+
+
+def _narrow(kind: str) -> str:
+    return f"{kind}-narrow" if kind else "narrow"
+
+
+def _few(
     block: tuple[int, int, int],
     num_warps: int,
     num_stages: int,
     *,
     splits: int = 1,
-    prefetch: int | None = None,
+    overlap: tuple[int, int] | None = None,
 ) -> LaunchConfig:
-    """`block` is rows of x, rows of the weight, and K.
+    """Tiles for few rows; `block` is rows of x, rows of the weight, and K.
 
-    With `prefetch`, for CUDA alone, a launch overlaps the end of the kernel before it, and asks for
-    so much of K of each row of the weight meanwhile.
+    With `overlap`, for CUDA alone, a launch begins before the kernel ahead of it has ended, asks
+    for so much of K of each row of the weight meanwhile, and lets the next kernel begin after so
+    many eighths of its own blocks.
     """
-    swap = block[0] <= 64
+    prefetch, release = overlap or (0, 0)
     return LaunchConfig(
         num_warps=num_warps,
         num_stages=num_stages,
         fuses_multiply_add=True,
-        launch_pdl=None if prefetch is None else True,
+        launch_pdl=None if overlap is None else True,
         constants={
-            "BLOCK_M": block[0],
-            "BLOCK_N": block[1],
-            "BLOCK_K": block[2],
-            "SWAP": int(swap),
+            **_blocks(block),
+            "SWAP": 1,
             "SPLITS": splits,
-            "PREFETCH": prefetch or 0,
-            "GROUP_M": 1 if swap else 8,
+            "PREFETCH": prefetch,
+            "RELEASE": release,
+            "GROUP_M": 1,
         },
     )
 
 
-_Buckets = Mapping[int, LaunchConfig]
-_LINEAR_AMD: Final[_Buckets] = {
-    16: _tile((16, 64, 128), 4, 2),
-    64: _tile((64, 64, 64), 4, 2),
-    ANY_WIDTH: _tile((128, 128, 64), 8, 2),
+def _many(block: tuple[int, int, int], num_warps: int, num_stages: int) -> LaunchConfig:
+    """Tiles for many rows, eight of which share the weight's tile in turn."""
+    return LaunchConfig(
+        num_warps=num_warps,
+        num_stages=num_stages,
+        fuses_multiply_add=True,
+        constants={
+            **_blocks(block),
+            "SWAP": 0,
+            "SPLITS": 1,
+            "PREFETCH": 0,
+            "RELEASE": 0,
+            "GROUP_M": 8,
+        },
+    )
+
+
+def _blocks(block: tuple[int, int, int]) -> dict[str, int]:
+    return dict(zip(("BLOCK_M", "BLOCK_N", "BLOCK_K"), block, strict=True))
+
+
+_HALF: Final[Mapping[str, Buckets]] = {
+    "amd": {
+        16: _few((16, 64, 128), 4, 2),
+        64: _few((64, 64, 64), 4, 2),
+        ANY_WIDTH: _many((128, 128, 64), 8, 2),
+    },
+    "nvidia": {
+        16: _few((16, 64, 128), 4, 3),
+        64: _few((64, 128, 64), 4, 4),
+        ANY_WIDTH: _many((128, 128, 64), 8, 3),
+    },
+    "nvidia-narrow": {
+        16: _few((16, 64, 128), 4, 4, splits=2, overlap=(0, 0)),
+        64: _few((64, 64, 128), 4, 4),
+    },
 }
-_LINEAR_NVIDIA: Final[_Buckets] = {
-    16: _tile((16, 64, 128), 4, 4),
-    64: _tile((64, 64, 128), 4, 3),
-    ANY_WIDTH: _tile((128, 128, 64), 8, 3),
+_FULL: Final[Mapping[str, Buckets]] = {
+    "amd": {64: _few((16, 64, 32), 4, 2), ANY_WIDTH: _many((128, 64, 32), 8, 2)},
+    "nvidia": {64: _few((16, 64, 32), 4, 3), ANY_WIDTH: _many((128, 64, 16), 8, 3)},
+    "nvidia-narrow": {64: _few((16, 64, 32), 4, 3)},
 }
-_FP32_AMD: Final[_Buckets] = {
-    64: _tile((16, 64, 32), 4, 2),
-    ANY_WIDTH: _tile((128, 64, 32), 8, 2),
+_CODES: Final[Mapping[str, Buckets]] = {
+    "amd": {
+        16: _few((16, 64, 128), 4, 2),
+        64: _few((64, 64, 128), 4, 2),
+        ANY_WIDTH: _many((128, 128, 128), 8, 2),
+    },
+    "nvidia": {
+        16: _few((16, 64, 128), 4, 4),
+        64: _few((64, 128, 128), 4, 4),
+        ANY_WIDTH: _many((256, 128, 128), 8, 3),
+    },
+    "nvidia-narrow": {
+        16: _few((16, 64, 128), 4, 6, splits=4, overlap=(0, 0)),
+        64: _few((64, 64, 128), 4, 4, splits=4, overlap=(0, 0)),
+    },
 }
-_FP32_NVIDIA: Final[_Buckets] = {
-    64: _tile((16, 64, 32), 4, 3),
-    ANY_WIDTH: _tile((128, 64, 16), 8, 3),
+_CODES_OF_BLOCKS: Final[Mapping[str, Buckets]] = {
+    "amd": _CODES["amd"],
+    "nvidia": {
+        16: _few((16, 64, 128), 4, 5),
+        64: _few((64, 128, 128), 4, 4),
+        ANY_WIDTH: _many((64, 128, 128), 4, 4),
+    },
+    "nvidia-narrow": {
+        16: _few((16, 64, 128), 4, 5, splits=4, overlap=(0, 0)),
+        64: _few((64, 64, 128), 4, 4, splits=4, overlap=(0, 0)),
+    },
+}
+_DECODED: Final[Mapping[str, Buckets]] = {
+    "amd": {16: _few((16, 64, 128), 4, 2), ANY_WIDTH: _many((128, 128, 64), 8, 2)},
+    "nvidia": {16: _few((16, 64, 128), 4, 4), ANY_WIDTH: _many((128, 128, 64), 8, 3)},
+}
+_DECODED_FP32: Final[Buckets] = {ANY_WIDTH: _few((16, 64, 32), 4, 2)}
+_MX: Final[Buckets] = {
+    16: _few((16, 64, 256), 4, 2),
+    ANY_WIDTH: _many((128, 128, 128), 8, 2),
 }
 
 
 def table() -> Iterator[Row]:
     """Every row."""
     for arch in (*_AMD, "sm_90"):
-        is_amd = arch in _AMD
-        half, full = (_LINEAR_AMD, _FP32_AMD) if is_amd else (_LINEAR_NVIDIA, _FP32_NVIDIA)
         for dtype in HALF_DTYPES:
-            yield from _rows("linear", arch, dtype, half)
-        yield from _rows("linear", arch, torch.float32, full)
-        yield from _quantised(arch, 2 if is_amd else 4)
+            yield from _rows("linear", arch, dtype, "", _HALF)
+        yield from _rows("linear", arch, torch.float32, "", _FULL)
+        yield from _quantised(arch)
 
 
-def _quantised(arch: str, stages: int) -> Iterator[Row]:
+def _quantised(arch: str) -> Iterator[Row]:
     fn, fnuz, e2m1 = torch.float8_e4m3fn, torch.float8_e4m3fnuz, torch.float4_e2m1fn_x2
     op, native = "linear_quantised", fnuz if arch == "gfx942" else fn
-    codes = {
-        16: _tile((16, 64, 128), 4, stages),
-        64: _tile((64, 64, 128), 4, stages),
-        ANY_WIDTH: _tile((128, 128, 128), 8, min(stages, 3)),
-    }
-    for kind in (CODES, CODES_OF_BLOCKS):
-        yield from _rows(op, arch, native, codes, kind)
-    few, many = _tile((16, 64, 128), 4, stages), _tile((128, 128, 64), 8, min(stages, 3))
+    yield from _rows(op, arch, native, CODES, _CODES)
+    yield from _rows(op, arch, native, CODES_OF_BLOCKS, _CODES_OF_BLOCKS)
     for dtype in (fn, fnuz, e2m1):
-        decoded = {16: few, ANY_WIDTH: many} if dtype in (native, e2m1) else {ANY_WIDTH: many}
-        yield from _rows(op, arch, dtype, decoded, DECODED)
-        yield from _rows(op, arch, dtype, {ANY_WIDTH: _tile((16, 64, 32), 4, 2)}, DECODED_FP32)
-    if arch == "gfx950":
-        mx = {16: _tile((16, 64, 256), 4, 2), ANY_WIDTH: _tile((128, 128, 128), 8, 2)}
-        for dtype in (fn, e2m1):
-            yield from _rows(op, arch, dtype, mx, MX)
+        decoded = _DECODED["amd" if arch in _AMD else "nvidia"]
+        if dtype not in (native, e2m1):
+            decoded = {ANY_WIDTH: decoded[ANY_WIDTH]}
+        yield from _buckets(op, arch, dtype, DECODED, decoded)
+        yield from _buckets(op, arch, dtype, DECODED_FP32, _DECODED_FP32)
+        if arch == "gfx950" and dtype is not fnuz:
+            yield from _buckets(op, arch, dtype, MX, _MX)
 
 
 def _rows(
-    op: str, arch: str, dtype: torch.dtype, buckets: _Buckets, kind: str = ""
+    op: str, arch: str, dtype: torch.dtype, kind: str, by_vendor: Mapping[str, Buckets]
 ) -> Iterator[Row]:
+    if arch in _AMD:
+        yield from _buckets(op, arch, dtype, kind, by_vendor["amd"])
+    else:
+        yield from _buckets(op, arch, dtype, kind, by_vendor["nvidia"])
+        yield from _buckets(op, arch, dtype, _narrow(kind), by_vendor["nvidia-narrow"])
+
+
+def _buckets(op: str, arch: str, dtype: torch.dtype, kind: str, buckets: Buckets) -> Iterator[Row]:
     for up_to, config in buckets.items():
         yield ConfigKey(op, arch, dtype, up_to, kind), config

@@ -13,6 +13,7 @@ from syncline.model_ops_rocm.triton.kernels.tiles import (
     grouped_tile,
     load_rows,
     load_weight,
+    release_kernel_after,
 )
 
 
@@ -65,6 +66,7 @@ def linear_kernel(
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
     PREFETCH: tl.constexpr,  # of K, with OVERLAP, where rows are whole tiles
+    RELEASE: tl.constexpr,
     OVERLAP: tl.constexpr,  # CUDA: launched while the kernel before it ends
 ):
     tile_m, tile_n = grouped_tile(
@@ -83,6 +85,8 @@ def linear_kernel(
         )
     acc = tl.zeros((BLOCK_N, BLOCK_M) if SWAP else (BLOCK_M, BLOCK_N), dtype=tl.float32)
     for block in range(start, stop):
+        if OVERLAP:
+            release_kernel_after(block, start + (stop - start) * RELEASE // 8)
         k = block * BLOCK_K
         x = load_rows(
             *(x_ptr, first_m, num_rows, k, depth, x_stride, x_last),

@@ -18,6 +18,7 @@ from syncline.model_ops_rocm.triton.kernels.tiles import (
     grouped_tile,
     load_rows,
     load_weight,
+    release_kernel_after,
 )
 
 # The codes of a weight, as `CODE`: bytes of each type, or e4m3 as a type that the target converts.
@@ -81,6 +82,7 @@ def decoded_linear_kernel(
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,  # with scales of blocks of K at most 128
     PREFETCH: tl.constexpr,  # of K, with OVERLAP, where rows are whole tiles
+    RELEASE: tl.constexpr,
     OVERLAP: tl.constexpr,  # CUDA: launched while the kernel before it ends
 ):
     tile_m, tile_n = grouped_tile(
@@ -106,6 +108,8 @@ def decoded_linear_kernel(
             *(stored_depth, CHUNK, BLOCK_N, PREFETCH // PER_BYTE),
         )
     for block in range(start, stop):
+        if OVERLAP:
+            release_kernel_after(block, start + (stop - start) * RELEASE // 8)
         k = block * BLOCK_K
         x = load_rows(
             *(x_ptr, first_m, num_rows, k, depth, x_stride, x_last),

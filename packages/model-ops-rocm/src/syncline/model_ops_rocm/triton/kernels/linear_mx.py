@@ -49,7 +49,8 @@ def mx_linear_kernel(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
-    PREFETCH: tl.constexpr,  # 0, as OVERLAP: of other targets
+    PREFETCH: tl.constexpr,  # as the next two, of other targets
+    RELEASE: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
     tile_m, tile_n = grouped_tile(

@@ -17,6 +17,7 @@ from syncline.model_ops_rocm.triton.kernels.tiles import (
     grouped_tile,
     load_rows,
     load_weight,
+    release_kernel_after,
 )
 
 K_BLOCK: tl.constexpr = tl.constexpr(128)  # of scales, and the longest sum in a tensor core
@@ -85,6 +86,7 @@ def codes_linear_kernel(
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,  # K_BLOCK, or without SCALES_OF_BLOCKS a multiple of it
     PREFETCH: tl.constexpr,  # of K, with OVERLAP, where rows are whole tiles
+    RELEASE: tl.constexpr,
     OVERLAP: tl.constexpr,  # CUDA: launched while the kernel before it ends
 ):
     tile_m, tile_n = grouped_tile(
@@ -103,6 +105,8 @@ def codes_linear_kernel(
             *(stored_depth, CHUNK, BLOCK_N, PREFETCH),
         )
     for block in range(start, stop):
+        if OVERLAP:
+            release_kernel_after(block, start + (stop - start) * RELEASE // 8)
         k = block * BLOCK_K
         x = load_rows(
             *(x_ptr, first_m, num_rows, k, depth, x_stride, x_last),

@@ -6,7 +6,7 @@ Unit: one tile. Knows orders of storage and narrow types, no op. Source: `layout
 
 import triton
 import triton.language as tl
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+from triton.language.extra.cuda import gdc_wait
 
 
 @triton.jit
@@ -83,7 +83,7 @@ def await_kernel_before(
     ptr, first_row, first_column, last_column, num_columns, row_stride,
     CHUNK: tl.constexpr, BLOCK_ROWS: tl.constexpr, PREFETCH: tl.constexpr,
 ):  # fmt: skip
-    """CUDA: ask L2 for the first PREFETCH columns of a weight's tile, then wait, then let go on.
+    """CUDA: ask L2 for the first PREFETCH columns of a weight's tile, then wait.
 
     What is asked for arrives while the kernel before this one ends. L2 is where all memory is one,
     so that a weight which that kernel still writes is read as it will be. Rows must be whole tiles
@@ -109,7 +109,20 @@ def await_kernel_before(
             pack=1,
         )
     gdc_wait()
-    gdc_launch_dependents()
+
+
+@triton.jit
+def release_kernel_after(block, last_block):
+    """CUDA: when every program is at `last_block`, the kernel after this one may be launched."""
+    tl.inline_asm_elementwise(
+        "{ .reg .pred at; setp.eq.s32 at, $1, $2; @at griddepcontrol.launch_dependents;"
+        " mov.u32 $0, 0; }",
+        "=r,r,r",
+        [block, last_block],
+        dtype=tl.int32,
+        is_pure=False,
+        pack=1,
+    )
 
 
 @triton.jit

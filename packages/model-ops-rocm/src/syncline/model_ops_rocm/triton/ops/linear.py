@@ -9,9 +9,11 @@ from syncline.model_ops_rocm.arguments_linear import LINEAR, check_linear, requi
 from syncline.model_ops_rocm.checks import require_contiguous
 from syncline.model_ops_rocm.layouts import RowMajor, Shuffle16x16, WeightLayout
 from syncline.model_ops_rocm.triton.configs.base import ANY_WIDTH
-from syncline.model_ops_rocm.triton.geometry import matrix_of
+from syncline.model_ops_rocm.triton.configs.linear import FEWER_THAN_LIBRARY, kind_for
+from syncline.model_ops_rocm.triton.geometry import Matrix, matrix_of
 from syncline.model_ops_rocm.triton.kernels.linear import linear_kernel
-from syncline.model_ops_rocm.triton.launch import LAUNCHER, require_reachable
+from syncline.model_ops_rocm.triton.launch import IS_INTERPRETED, LAUNCHER, require_reachable
+from syncline.model_ops_rocm.triton.ops import library
 from syncline.model_ops_rocm.triton.ops.products import (
     Product,
     chunk_of,
@@ -25,7 +27,11 @@ LAYOUTS: Final[tuple[WeightLayout, ...]] = (RowMajor(), _SHUFFLED)
 
 
 class TritonLinear:
-    """See `contracts.Linear`."""
+    """See `contracts.Linear`.
+
+    Where `configs.linear.FEWER_THAN_LIBRARY` says so, a product with a row-major weight is the
+    library's, unless strides would make it copy.
+    """
 
     __slots__ = ()
 
@@ -58,7 +64,8 @@ class TritonLinear:
             out = torch.empty(shape, dtype=x_TK.dtype, device=x_TK.device)
         x, (num_columns, depth) = matrix_of(LINEAR, "x", x_TK), weight.shape
         rows = ANY_WIDTH if batch_invariant else x.num_rows
-        chosen = LAUNCHER.config(LINEAR, x_TK.dtype, rows)
+        kind = kind_for("", LAUNCHER.arch, rows, num_columns)
+        chosen = LAUNCHER.config(LINEAR, x_TK.dtype, rows, kind)
         product = Product(
             op=LINEAR,
             chosen=chosen,
@@ -68,6 +75,9 @@ class TritonLinear:
             out=out,
         )
         if product.is_empty:
+            return out
+        if layout != _SHUFFLED and not batch_invariant and _is_for_library(product, x, weight):
+            library.multiply(x_TK, weight, bias, out)
             return out
         target = product.target(workspace)
         constants = chosen[1].constants
@@ -93,6 +103,15 @@ class TritonLinear:
         )
         product.finish(target)
         return out
+
+
+def _is_for_library(product: Product, x: Matrix, weight: torch.Tensor) -> bool:
+    key = product.chosen[0]
+    most = FEWER_THAN_LIBRARY.get((key.arch, key.dtype), product.num_rows)
+    if product.num_rows <= most or LAUNCHER.is_compiling or IS_INTERPRETED:
+        return False
+    written = matrix_of(LINEAR, "out", product.out)
+    return library.reads(x, written, matrix_of(LINEAR, "weight", weight))
 
 
 LINEAR_OP: Final = TritonLinear()

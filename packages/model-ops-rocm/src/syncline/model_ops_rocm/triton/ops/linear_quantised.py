@@ -21,7 +21,7 @@ from syncline.model_ops_rocm.arguments_linear import (
 from syncline.model_ops_rocm.checks import refuse
 from syncline.model_ops_rocm.formats.quantised import Quantised
 from syncline.model_ops_rocm.formats.storage_format import StorageFormat
-from syncline.model_ops_rocm.layouts.base import WeightLayout
+from syncline.model_ops_rocm.layouts import RowMajor, WeightLayout
 from syncline.model_ops_rocm.quant.scheme import CodeType, Granularity, ScaleType
 from syncline.model_ops_rocm.triton.configs import CONFIGS, key_for
 from syncline.model_ops_rocm.triton.configs import linear as tables
@@ -57,6 +57,7 @@ _CODES: Final = {
 }
 _NATIVE: Final = linear_decoded.NATIVE.value
 _MX_ARCH: Final = "gfx950"
+_NARROWED: Final = (tables.CODES, tables.CODES_OF_BLOCKS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,7 +123,10 @@ class _Call:
 
     def product(self, kind: str, num_rows: int) -> Product:
         rows = ANY_WIDTH if self.is_invariant else num_rows
-        key = key_for(LINEAR_QUANTISED, self._arch(kind), self.weight.codes.dtype, rows, kind)
+        arch = self._arch(kind)
+        if kind in _NARROWED:
+            kind = tables.kind_for(kind, arch, rows, self.num_columns)
+        key = key_for(LINEAR_QUANTISED, arch, self.weight.codes.dtype, rows, kind)
         return Product(
             op=LINEAR_QUANTISED,
             chosen=(key, CONFIGS[key]),
@@ -136,8 +140,8 @@ class _Call:
         if not IS_INTERPRETED:
             return LAUNCHER.arch
         # Interpreted, each kind takes the rows of a target that has it.
-        of_codes = kind in (tables.CODES, tables.CODES_OF_BLOCKS)
-        return "gfx942" if of_codes and self.weight.recipe.code is CodeType.E4M3FNUZ else _MX_ARCH
+        is_fnuz = self.weight.recipe.code is CodeType.E4M3FNUZ
+        return "gfx942" if kind in _NARROWED and is_fnuz else _MX_ARCH
 
     def stored_shape(self, per_element: int = 1) -> tuple[int, int]:
         rows, columns = self.weight.codes.shape
@@ -190,6 +194,7 @@ class TritonLinearQuantised:
         """See `contracts.LinearQuantised`."""
         recipe, (num_columns, depth) = check_quantised_weight(weight, weight_scale, storage)
         require_layout(LINEAR_QUANTISED, storage.layout, LAYOUTS)
+        require_layout(LINEAR_QUANTISED, storage.scale_layout, (RowMajor(),))
         if recipe.code not in _CODES:
             refuse(LINEAR_QUANTISED, "storage", "have fp8 or e2m1 codes", storage.describe())
         left, x_dtype = None, None
