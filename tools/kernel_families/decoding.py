@@ -1,15 +1,17 @@
 """The launches of what lies between two decode steps."""
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Final
 
 import torch
 
-from kernel_families.base import Arguments, Calls, Rules, ids
-from syncline.model_ops_rocm.contracts.decoding import DecodeInputs, DecodeState
+from kernel_families.base import Arguments, Calls, Rules, empty, ids
+from syncline.model_ops_rocm.contracts.decoding import DecodeInputs, DecodeState, Rejection
 from syncline.model_ops_rocm.triton.configs.base import ConfigKey
 
 _NUM_STATE_ROWS: Final = 257
+_NUM_IDS: Final = 151_936
 
 
 def _int32(*shape: int) -> torch.Tensor:
@@ -54,6 +56,48 @@ def _advances(key: ConfigKey, num_tokens: int) -> Iterator[tuple[str, Arguments]
     yield "keeps", call | {"lays_out": False}
 
 
-CALLS: Final[Mapping[str, Calls]] = {"advance": _advances}
+def _rejections(key: ConfigKey, num_tokens: int) -> Iterator[tuple[str, Arguments]]:
+    """Rows of 4 places; the half dtypes differ in how a logit is read alone."""
+    shape = (num_tokens, 4, _NUM_IDS)
+    draft_logits = empty(key, num_tokens, 3, _NUM_IDS)
+    rejection = Rejection(
+        seeds_R=ids(num_tokens),
+        sample_index_R=_int32(num_tokens),
+        positions_R=ids(num_tokens),
+        draft_logits_RKV=draft_logits,
+        temperature_R=torch.empty(num_tokens, device="meta"),
+    )
+    num_bytes = num_tokens * 8 * 8 * _NUM_IDS // 1_024
+    call: Arguments = {
+        "drafts_RK": _int32(num_tokens, 3),
+        "target": empty(key, *shape),
+        "rejection": rejection,
+        "workspace": torch.empty(num_bytes, dtype=torch.uint8, device="meta"),
+        "out": (_int32(num_tokens, 4), _int32(num_tokens)),
+    }
+    yield "drawn", call
+    if key.dtype is not torch.bfloat16:
+        return
+    certain = replace(rejection, draft_logits_RKV=None, temperature_R=None)
+    yield "certain", call | {"rejection": certain}
+    packed = {"target": empty(key, 4 * num_tokens, _NUM_IDS)}
+    yield "packed", call | packed | {"query_start_loc_R1": _int32(num_tokens + 1)}
+
+
+def _verifications(key: ConfigKey, num_tokens: int) -> Iterator[tuple[str, Arguments]]:
+    if key.kind:
+        if key.kind == "rejection-tiles":  # whose calls use the other kind's rows as well
+            yield from _rejections(key, num_tokens)
+        return
+    num_queries = key.up_to
+    out = _int32(num_tokens, num_queries), _int32(num_tokens)
+    drafts = _int32(num_tokens, num_queries - 1)
+    yield "plain", {"drafts_RK": drafts, "target": ids(num_tokens, num_queries), "out": out}
+    packed: Arguments = {"drafts_RK": drafts, "target": ids(num_tokens * num_queries), "out": out}
+    yield "packed", packed | {"query_start_loc_R1": _int32(num_tokens + 1)}
+
+
+CALLS: Final[Mapping[str, Calls]] = {"advance": _advances, "verify_drafts": _verifications}
 # Numbers of one row each, looked up by that row or by its position: nothing here is a tile.
-RULES: Final[Mapping[str, Rules]] = {"advance": Rules(max_narrow_loads=99, max_narrow_stores=99)}
+_OF_A_ROW: Final = Rules(max_narrow_loads=99, max_narrow_stores=99)
+RULES: Final[Mapping[str, Rules]] = {"advance": _OF_A_ROW, "verify_drafts": _OF_A_ROW}

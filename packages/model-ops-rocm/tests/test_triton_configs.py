@@ -19,10 +19,12 @@ from syncline.model_ops_rocm.triton.targets import (
 
 COMMON = {"num_warps": 4, "num_stages": 1, "enable_fp_fusion": False}
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-# The model's dtype is nothing to these: one row serves all.
-OF_INTEGERS = {"advance"}
-# Sources of float16 have the rows of bfloat16; "encode" copies codes as well.
-OF_SOURCES = {
+# Which rows an op has that does not have one for each dtype of a model.
+ROWS_OF = {
+    # Ids are all that is looked at.
+    "advance": (torch.int32,),
+    "verify_drafts": (torch.int32, *DTYPES),
+    # Sources of float16 have the rows of bfloat16; "encode" copies codes as well.
     "encode": (torch.bfloat16, torch.float32, torch.uint8),
     "encode_grouped": (torch.bfloat16, torch.float32),
     "amax_into": (torch.bfloat16, torch.float32),
@@ -69,9 +71,7 @@ def test_every_op_has_a_row_for_every_architecture_and_dtype_and_every_row_has_a
         (entry.op, arch, dtype)
         for entry in BACKEND.entries
         for arch in SUPPORTED_ARCHS
-        for dtype in OF_SOURCES.get(
-            entry.op, DTYPES if entry.op not in OF_INTEGERS else (torch.int32,)
-        )
+        for dtype in ROWS_OF.get(entry.op, DTYPES)
     }
     assert {key[:3] for key in CONFIGS} == wanted
     assert set(MAX_SHARED_BYTES) == set(SUPPORTED_ARCHS)

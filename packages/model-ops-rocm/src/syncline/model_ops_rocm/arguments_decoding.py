@@ -10,13 +10,15 @@ from syncline.model_ops_rocm.checks import (
     refuse,
     require_contiguous,
     require_dtype,
+    require_float,
     require_index,
     require_ndim,
     require_shape,
 )
-from syncline.model_ops_rocm.contracts.decoding import DecodeInputs, DecodeState
+from syncline.model_ops_rocm.contracts.decoding import DecodeInputs, DecodeState, Rejection
 
 ADVANCE = "advance"
+VERIFY = "verify_drafts"
 
 
 def require_matrix(
@@ -121,3 +123,62 @@ def _check_inputs(out: DecodeInputs, num_rows: int, num_queries: int) -> None:
     elif num_places != num_rows:
         limit = f"have {num_rows} places, one per row, without query_start_loc"
         refuse(ADVANCE, "out.input_ids", limit, num_places)
+
+
+def check_verify(
+    drafts_RK: torch.Tensor,
+    target: torch.Tensor,
+    *,
+    rejection: Rejection | None,
+    query_start_loc_R1: torch.Tensor | None,
+    out: tuple[torch.Tensor, torch.Tensor] | None,
+) -> None:
+    require_matrix(VERIFY, "drafts", drafts_RK, (None, None))
+    num_rows, num_queries = drafts_RK.shape[0], drafts_RK.shape[1] + 1
+    leading: tuple[int, ...] = (num_rows, num_queries)
+    if query_start_loc_R1 is not None:
+        require_index(VERIFY, "query_start_loc", query_start_loc_R1, num_rows + 1)
+        require_contiguous(VERIFY, "query_start_loc", query_start_loc_R1)
+        leading = tuple(target.shape[:1]) or (0,)
+    if rejection is None:
+        if target.dtype not in INDEX_DTYPES:
+            refuse(VERIFY, "target", "be int64 or int32", target.dtype)
+        if target.shape != leading:
+            refuse(VERIFY, "target", f"have shape {_shape(leading)}", list(target.shape))
+    else:
+        require_float(VERIFY, "target", target)
+        if target.ndim != len(leading) + 1 or target.shape[:-1] != leading:
+            refuse(VERIFY, "target", f"have shape {_shape(leading, 'V')}", list(target.shape))
+        if target.shape[-1] == 0:
+            refuse(VERIFY, "target", "have at least one id", list(target.shape))
+        _check_rejection(rejection, drafts_RK, target)
+    if out is not None:
+        require_matrix(VERIFY, "out[0]", out[0], (num_rows, num_queries))
+        require_index(VERIFY, "out[1]", out[1], num_rows)
+        require_contiguous(VERIFY, "out[1]", out[1])
+
+
+def _shape(sizes: tuple[int, ...], *letters: str) -> str:
+    return f"[{', '.join((*map(str, sizes), *letters))}]"
+
+
+def _check_rejection(rejection: Rejection, drafts_RK: torch.Tensor, target: torch.Tensor) -> None:
+    num_rows, num_drafts = drafts_RK.shape
+    require_dtype(VERIFY, "rejection.seeds", rejection.seeds_R, torch.int64)
+    vectors = [
+        ("seeds", rejection.seeds_R),
+        ("sample_index", rejection.sample_index_R),
+        ("positions", rejection.positions_R),
+    ]
+    for name, vector in vectors:
+        require_index(VERIFY, f"rejection.{name}", vector, num_rows)
+        require_contiguous(VERIFY, f"rejection.{name}", vector)
+    if rejection.temperature_R is not None:
+        name = "rejection.temperature"
+        require_dtype(VERIFY, name, rejection.temperature_R, torch.float32)
+        require_shape(VERIFY, name, rejection.temperature_R, (num_rows,))
+        require_contiguous(VERIFY, name, rejection.temperature_R)
+    if rejection.draft_logits_RKV is not None:
+        name, logits = "rejection.draft_logits", rejection.draft_logits_RKV
+        require_dtype(VERIFY, name, logits, target.dtype)
+        require_shape(VERIFY, name, logits, (num_rows, num_drafts, target.shape[-1]))

@@ -35,6 +35,7 @@ from syncline.model_ops_rocm.contracts import (
     RotaryEmbedding,
     SiluAndMul,
     SiluAndMulQuant,
+    VerifyDrafts,
 )
 from syncline.model_ops_rocm.errors import BackendUnavailableError, NoImplementationError
 from syncline.model_ops_rocm.reference.backend import BACKEND as TORCH
@@ -60,6 +61,7 @@ OPS: Final[dict[str, type]] = {
     "encode": Encode,
     "encode_grouped": EncodeGrouped,
     "amax_into": AmaxInto,
+    "verify_drafts": VerifyDrafts,
 }
 BACKENDS: Final[dict[str, Backend]] = {backend.name: backend for backend in (TORCH, TRITON, AITER)}
 # What each backend that was selected has loaded.
@@ -153,6 +155,10 @@ def select(
 def select(
     op: Literal["amax_into"], *, backend: str = ..., arch: str = ..., dtype: torch.dtype
 ) -> AmaxInto: ...
+@overload
+def select(
+    op: Literal["verify_drafts"], *, backend: str = ..., arch: str = ..., dtype: torch.dtype
+) -> VerifyDrafts: ...
 @overload
 def select(op: str, *, backend: str = ..., arch: str = ..., dtype: torch.dtype) -> object: ...
 def select(op: str, *, backend: str = "torch", arch: str = "cpu", dtype: torch.dtype) -> object:

@@ -27,6 +27,8 @@ from syncline.model_ops_rocm.contracts.decoding import (
     DecodeFault,
     DecodeInputs,
     DecodeState,
+    Rejection,
+    VerifyDrafts,
 )
 from syncline.model_ops_rocm.contracts.dense import (
     Embedding,
@@ -68,7 +70,9 @@ __all__ = [
     "QuantiseActivation",
     "RMSNorm",
     "RMSNormQuant",
+    "Rejection",
     "RotaryEmbedding",
     "SiluAndMul",
     "SiluAndMulQuant",
+    "VerifyDrafts",
 ]

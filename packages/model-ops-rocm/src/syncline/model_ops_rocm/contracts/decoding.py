@@ -116,3 +116,73 @@ class Advance(Protocol):
         surplus. Reads no value on the host. Returns `out`.
         """
         ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Rejection:
+    """What classical rejection needs to know of each row's draws; contiguous vectors.
+
+    Uniforms are those of `reference.philox`, with a number of their own for whether a draft is
+    accepted (PURPOSE_ACCEPT) and for the token after the accepted ones (PURPOSE_RECOVER): a
+    drafter that draws must use another.
+
+    seeds_R            int64, the bits of each request's seed
+    sample_index_R     int32 or int64
+    positions_R        int32 or int64, of the row's first draft; negative: padding, nothing is read
+    draft_logits_RKV   what each draft was drawn from, by softmax at the row's temperature; an id
+                       that the drafter's filters dropped is -inf. None: the draft was certain, as
+                       a greedy drafter's or a looked-up one is
+    temperature_R      float32; 0 is greedy: the likeliest id, the lowest on a tie. None: 1
+    """
+
+    seeds_R: torch.Tensor
+    sample_index_R: torch.Tensor
+    positions_R: torch.Tensor
+    draft_logits_RKV: torch.Tensor | None = None
+    temperature_R: torch.Tensor | None = None
+
+
+class VerifyDrafts(Protocol):
+    """Which of each row's drafts hold, and the one token that follows them."""
+
+    def workspace_bytes(
+        self, drafts_RK: torch.Tensor, target: torch.Tensor, rejection: Rejection | None = None
+    ) -> int:
+        """What `workspace` must hold for a call with tensors of these shapes."""
+        ...
+
+    def __call__(
+        self,
+        drafts_RK: torch.Tensor,
+        target: torch.Tensor,
+        *,
+        rejection: Rejection | None = None,
+        query_start_loc_R1: torch.Tensor | None = None,
+        out: tuple[torch.Tensor, torch.Tensor] | None = None,
+        workspace: torch.Tensor | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """(tokens_RQ, num_accepted_R), int64 and int32; new, or `out` of int32 or int64 each.
+
+        A row's drafts end at its first -1. Place i of a row is where the target saw its last token
+        (i = 0) or draft i - 1, so what the target says there is about draft i. `target` holds it
+        as [R, Q], or as [T] with row r at [query_start_loc_R1[r], query_start_loc_R1[r + 1]); a
+        row has at most its places' number less one of drafts. Row r of tokens_RQ is its accepted
+        drafts, then one token more (recovered, or bonus if every draft held), then -1. A row
+        without places, or with some that `target` has not, has num_accepted -1 and -1 throughout;
+        `advance` stops it.
+
+        Exact, without `rejection`: `target` is int32 or int64, the ids that the target drew at the
+        places. A draft is accepted if and only if it equals that id, and so do all before it; the
+        token after them is the id drawn there. So tokens are those of a run without drafts,
+        whatever drew them.
+
+        By `rejection`: `target` has a last dimension V of logits, float32, bfloat16 or float16, an
+        id that filters dropped being -inf. With p and q the target's and the drafter's
+        probabilities, draft d is accepted if u q(d) < p(d); the token in the place of the first
+        that is not is drawn from max(p - q, 0), or from p where rounding leaves nothing of that;
+        the bonus from p: the first id whose running sum of weights, in order of ids, passes u times
+        the whole. Every token is distributed as the target's own. Sums as in the contracts of the
+        logits: backends may differ where u lies within 2^-20 of an edge. Where logits or the
+        temperature are no numbers, the token is -1, which `advance` refuses.
+        """
+        ...

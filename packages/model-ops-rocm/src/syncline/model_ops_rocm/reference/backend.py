@@ -27,6 +27,7 @@ from syncline.model_ops_rocm.reference.norm import rms_norm
 from syncline.model_ops_rocm.reference.rotary import rotary_embedding
 from syncline.model_ops_rocm.reference.rows import embedding, gather_rows
 from syncline.model_ops_rocm.reference.storing import ENCODE, ENCODE_GROUPED, amax_into
+from syncline.model_ops_rocm.reference.verify import TorchVerifyDrafts
 
 _IMPLEMENTATIONS: Final[Mapping[str, object]] = {
     "rms_norm": rms_norm,
@@ -48,6 +49,7 @@ _IMPLEMENTATIONS: Final[Mapping[str, object]] = {
     "encode": ENCODE,
     "encode_grouped": ENCODE_GROUPED,
     "amax_into": amax_into,
+    "verify_drafts": TorchVerifyDrafts(),
 }
 
 

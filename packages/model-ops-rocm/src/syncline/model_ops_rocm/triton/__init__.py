@@ -55,6 +55,7 @@ _OPS: Final[Mapping[str, _Op]] = {
     "encode": _Op("encode", "ENCODE_BY_TRITON"),
     "encode_grouped": _Op("encode_grouped", "ENCODE_GROUPED_BY_TRITON"),
     "amax_into": _Op("encode", "amax_into"),
+    "verify_drafts": _Op("verify", "VERIFY_DRAFTS"),
 }
 
 
