@@ -13,7 +13,12 @@ from typing import Final
 import torch
 from gpu_timing import Machine, Row
 
-FAMILIES: Final = ("decoding", "elementwise")
+FAMILIES: Final = (
+    "decoding",
+    "elementwise",
+    "fused",
+    "layer",
+)
 _COLUMNS: Final = ("op", "shape", "backend", "us", "share of floor", "promised", "")
 _HEAD: Final = """\
 # Speed of the ops on a GPU

@@ -58,11 +58,11 @@ CALLS: Final[Mapping[str, Calls]] = {
     "embedding": _lookups,
     "gather_rows": _gathers,
 }
-# Narrow: an id, the norm's weight, the rotation's cos and sin and its position.
+# Narrow: an id, the norm's weight, a position, and the cos and sin that q's heads share, and k's.
 RULES: Final[Mapping[str, Rules]] = {
     "rms_norm": Rules(max_narrow_loads=1),
     "silu_and_mul": Rules(),
-    "rotary_embedding": Rules(max_narrow_loads=3),
+    "rotary_embedding": Rules(max_narrow_loads=8),
     "embedding": Rules(max_narrow_loads=1),
     "gather_rows": Rules(max_narrow_loads=1),
 }

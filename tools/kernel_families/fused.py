@@ -93,11 +93,12 @@ def _heads(key: ConfigKey, num_tokens: int) -> Iterator[tuple[str, Arguments]]:
                     "v_TKH": fused[:, 40:],
                     "cos_sin_cache": torch.empty(4_096, head_dim, device="meta"),
                     "positions_T": ids(num_tokens),
-                    "caches": (pool, pool),
+                    "k_cache": pool,
+                    "v_cache": pool,
                     "slot_mapping": torch.empty(num_tokens, dtype=torch.int32, device="meta"),
                     "layout": layout,
                     "norm_weights": (weight, weight),
-                    "scales": None if is_plain else (numbers, numbers),
+                    "kv_scales": None if is_plain else (numbers, numbers),
                 },
             )
 
@@ -114,5 +115,5 @@ RULES: Final[Mapping[str, Rules]] = {
     "quantise_activation": Rules(max_narrow_loads=1, max_narrow_stores=2),
     "rms_norm_quant": Rules(max_narrow_loads=1, max_narrow_stores=2),
     "silu_and_mul_quant": Rules(max_narrow_loads=1, max_narrow_stores=2),
-    "qk_norm_rope_kv_write": Rules(max_narrow_loads=8, max_narrow_stores=2),
+    "qk_norm_rope_kv_write": Rules(max_narrow_loads=12, max_narrow_stores=2),
 }

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.gpu
 
 Ops = Mapping[str, Callable[..., Any]]
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-ALONE = ("rms_norm", "rotary_embedding", "silu_and_mul", "quantise_activation")
+ALONE = ("rms_norm", "rotary_embedding", "silu_and_mul", "kv_write", "quantise_activation")
 MODEL_SHAPES = (
     *(
         fused.norm_case(recipe, *shape, residual=True)

@@ -9,7 +9,7 @@ from typing import Any, cast  # Any: what a fused op returns, tensors in a tuple
 import pytest
 import torch
 
-from syncline.model_ops_rocm import LayoutError, Quantised, select
+from syncline.model_ops_rocm import Quantised, select
 from syncline.model_ops_rocm.kv import KVLayout, KVOrder, KVPool, KVScale
 from syncline.model_ops_rocm.quant import CodeType, E8m0Mode, Granularity, ScaleType
 from syncline.model_ops_rocm.testing.bits import flat_bits
@@ -25,7 +25,13 @@ TOKEN, BLOCK_128, TENSOR = fused.TOKEN, fused.BLOCK_128, fused.TENSOR
 
 
 def torch_ops(dtype: torch.dtype) -> Ops:
-    names = ("rms_norm", "rotary_embedding", "silu_and_mul", *{case.op for case in fused.CASES})
+    names = (
+        "rms_norm",
+        "rotary_embedding",
+        "silu_and_mul",
+        "kv_write",
+        *{case.op for case in fused.CASES},
+    )
     return {name: cast(Callable[..., Any], select(name, dtype=dtype)) for name in names}
 
 
@@ -111,14 +117,14 @@ def test_a_row_has_the_bits_it_has_alone(triton_ops: Ops) -> None:
 
 def heads_call(**changed: object) -> Arguments:
     layout = KVLayout(order=KVOrder.HND, dtype=torch.float32, kernel_block_size=4)
-    caches = torch.zeros(3, 2, 4, 8), torch.zeros(3, 2, 4, 8)
     call: Arguments = {
         "q_TNH": torch.randn(2, 4, 8),
         "k_TKH": torch.randn(2, 2, 8),
         "v_TKH": torch.randn(2, 2, 8),
         "cos_sin_cache": torch.randn(5, 8),
         "positions_T": torch.tensor([0, 3]),
-        "caches": caches,
+        "k_cache": torch.zeros(3, 2, 4, 8),
+        "v_cache": torch.zeros(3, 2, 4, 8),
         "slot_mapping": torch.tensor([1, 6]),
         "layout": layout,
     }
@@ -180,12 +186,18 @@ def test_bad_arguments_of_the_fused_ops_are_refused_before_a_launch(triton_ops: 
             "eps must be positive",
         ),
         ("silu_and_mul_quant", {"x_T2I": x[:, :7], "recipe": TOKEN}, "x must have an even last"),
-        ("qk_norm_rope_kv_write", heads_call(layout=fp8), "scales must be given exactly if"),
-        ("qk_norm_rope_kv_write", heads_call(layout=half), "layout must have scales, or the dty"),
+        ("qk_norm_rope_kv_write", heads_call(layout=fp8), "k_cache must be torch.float8_e4m3fn"),
+        ("qk_norm_rope_kv_write", heads_call(layout=half), "k_cache must be torch.float16"),
+        ("qk_norm_rope_kv_write", heads_call(kv_scales=(one, one)), "kv_scales must be None"),
         ("qk_norm_rope_kv_write", heads_call(v_TKH=torch.zeros(2, 1, 8)), "v must have shape"),
         ("qk_norm_rope_kv_write", heads_call(norm_weights=(weight, x)), "norm_weights of k must"),
         ("qk_norm_rope_kv_write", heads_call(eps=-1.0), "eps must be positive"),
-        ("qk_norm_rope_kv_write", heads_call(caches=(x, x)), r"k must have shape \[3, 2, 4, 8\]"),
+        ("qk_norm_rope_kv_write", heads_call(v_cache=x), r"v_cache must have shape \[3, 2, 4, 8\]"),
+        (
+            "qk_norm_rope_kv_write",
+            heads_call(k_cache=torch.zeros(3, 1, 4, 8), v_cache=torch.zeros(3, 1, 4, 8)),
+            r"k must have shape \[2, 1, 8\]",
+        ),
         ("qk_norm_rope_kv_write", heads_call(out=x), r"out must have shape \[2, 4, 8\]"),
         (
             "qk_norm_rope_kv_write",
@@ -199,15 +211,16 @@ def test_bad_arguments_of_the_fused_ops_are_refused_before_a_launch(triton_ops: 
                 ops[op](**arguments)
 
 
-def test_an_order_of_storage_that_the_kernel_does_not_take_is_refused_by_name(
-    triton_ops: Ops,
+@pytest.mark.parametrize("order", KVOrder, ids=str)
+def test_a_pool_without_blocks_takes_nothing_and_q_is_still_rotated(
+    triton_ops: Ops, order: KVOrder
 ) -> None:
-    layout = KVLayout(order=KVOrder.AITER_X, dtype=torch.float32, kernel_block_size=4)
-    pool = KVPool(layout=layout, num_blocks=3, block_size=4, num_kv_heads=2, head_dim=8)
-    k_cache, v_cache = (torch.zeros(pool.specs()[name].shape) for name in ("k", "v"))
-    call = heads_call(layout=layout, caches=(k_cache, v_cache))
-    with pytest.raises(LayoutError, match="qk_norm_rope_kv_write to take its order: hnd, nhd"):
-        triton_ops["qk_norm_rope_kv_write"](**call)
-    assert not k_cache.any()
-    torch_ops(torch.float32)["qk_norm_rope_kv_write"](**call)
-    assert k_cache.count_nonzero() == 32
+    layout = KVLayout(order=order, dtype=torch.float32, kernel_block_size=4)
+    pool = KVPool(layout=layout, num_blocks=1, block_size=4, num_kv_heads=2, head_dim=8)
+    caches = {f"{name}_cache": torch.zeros(pool.specs()[name].shape)[:0] for name in ("k", "v")}
+    call = heads_call(layout=layout, slot_mapping=torch.tensor([-1, 3]), **caches)
+    turned = triton_ops["qk_norm_rope_kv_write"](**call)
+    expected, _ = triton_ops["rotary_embedding"](
+        *(call["q_TNH"], call["k_TKH"], call["cos_sin_cache"], call["positions_T"])
+    )
+    assert torch.equal(turned, expected)

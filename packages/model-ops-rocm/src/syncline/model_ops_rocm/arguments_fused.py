@@ -11,14 +11,13 @@ import torch
 from syncline.model_ops_rocm.arguments import check_rotary_embedding
 from syncline.model_ops_rocm.checks import (
     refuse,
-    require_contiguous,
     require_dtype,
     require_float,
     require_index,
     require_shape,
 )
 from syncline.model_ops_rocm.formats.quantised import Quantised
-from syncline.model_ops_rocm.kv.layout import KVLayout, KVScale
+from syncline.model_ops_rocm.kv.layout import KVScale
 from syncline.model_ops_rocm.kv.pool import KVPool
 from syncline.model_ops_rocm.quant.scheme import (
     SCALE_DTYPES,
@@ -140,37 +139,11 @@ def check_rotated(
     )
 
 
-def check_pool(
-    k_TKH: torch.Tensor,
-    caches: tuple[torch.Tensor, torch.Tensor],
-    slot_mapping: torch.Tensor,
-    layout: KVLayout,
-    scales: tuple[torch.Tensor, torch.Tensor] | None,
-) -> KVPool:
-    """The pool that the caches are, to which k and v of its dtype, or to be encoded, are written.
-
-    Caches without a block make no pool: they are refused.
-    """
+def check_written(k_TKH: torch.Tensor, slot_mapping: torch.Tensor, pool: KVPool) -> None:
+    """k and v are what the pool stores, or what it encodes."""
     op = QK_NORM_ROPE_KV_WRITE
-    num_tokens, num_kv_heads, head_dim = k_TKH.shape
+    num_tokens = k_TKH.shape[0]
+    require_shape(op, "k", k_TKH, (num_tokens, pool.num_kv_heads, pool.head_dim))
+    if pool.layout.scale is KVScale.NONE:
+        require_dtype(op, "k", k_TKH, pool.layout.dtype)
     require_index(op, "slot_mapping", slot_mapping, num_tokens)
-    if layout.scale is KVScale.NONE and layout.dtype is not k_TKH.dtype:
-        refuse(op, "layout", f"have scales, or the dtype {k_TKH.dtype}", layout.describe())
-    if (scales is None) != (layout.scale is KVScale.NONE):
-        given = None if scales is None else "scales"
-        refuse(op, "scales", f"be given exactly if the layout has them: {layout.describe()}", given)
-    pool = KVPool(
-        layout=layout,
-        num_blocks=caches[0].shape[0] if caches[0].ndim else 0,
-        block_size=layout.kernel_block_size,
-        num_kv_heads=num_kv_heads,
-        head_dim=head_dim,
-    )
-    given_tensors = {"k": caches[0], "v": caches[1]}
-    if scales is not None:
-        given_tensors |= {"k_scale": scales[0], "v_scale": scales[1]}
-    for name, spec in pool.specs().items():
-        require_shape(op, name, given_tensors[name], spec.shape)
-        require_dtype(op, name, given_tensors[name], spec.dtype)
-        require_contiguous(op, name, given_tensors[name])
-    return pool

@@ -8,9 +8,11 @@ from typing import Protocol
 
 import torch
 
+from syncline.model_ops_rocm.contracts.attention import KVScales
 from syncline.model_ops_rocm.contracts.dense import NormStyle
 from syncline.model_ops_rocm.formats.quantised import Quantised
 from syncline.model_ops_rocm.kv.layout import KVLayout
+from syncline.model_ops_rocm.kv.support import KVSupport
 
 Encoded = tuple[torch.Tensor, torch.Tensor]
 
@@ -81,6 +83,11 @@ class SiluAndMulQuant(Protocol):
 class QKNormRopeKVWrite(Protocol):
     """What lies between a layer's qkv projection and its attention, for all heads at once."""
 
+    @property
+    def kv_support(self) -> KVSupport:
+        """The layouts it takes."""
+        ...
+
     def __call__(  # noqa: PLR0913 - what its parts take
         self,
         q_TNH: torch.Tensor,
@@ -88,7 +95,8 @@ class QKNormRopeKVWrite(Protocol):
         v_TKH: torch.Tensor,
         cos_sin_cache: torch.Tensor,
         positions_T: torch.Tensor,
-        caches: tuple[torch.Tensor, torch.Tensor],
+        k_cache: torch.Tensor,
+        v_cache: torch.Tensor,
         slot_mapping: torch.Tensor,
         *,
         layout: KVLayout,
@@ -96,7 +104,7 @@ class QKNormRopeKVWrite(Protocol):
         eps: float = 1e-6,
         style: NormStyle = NormStyle.ROUND_THEN_WEIGHT,
         is_interleaved: bool = False,
-        scales: tuple[torch.Tensor, torch.Tensor] | None = None,
+        kv_scales: KVScales | None = None,
         out: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """The rotated q [T, N, D], new or `out`; k and v [T, K, D] go to their slots.
@@ -104,10 +112,7 @@ class QKNormRopeKVWrite(Protocol):
         With `norm_weights`, of q and of k, [D] each, every head is normalised first, as `RMSNorm`
         does. Then q and k are rotated, as `RotaryEmbedding` does.
 
-        `caches` are keys and values as `KVPool.specs` shapes them for `layout`, which must be one
-        that the backend takes; `slot_mapping` as `KVWrite` has it: -1 writes nothing, and neither
-        reads nor changes a scale. A layout of fp8 has `scales`, of keys and of values: per tensor
-        or per head they are read, and code = x / scale, clamped; per token they are written. See
-        `kv.tokens.write_tokens`, whose bytes are these. Every other layout has x's dtype.
+        The rotated k, and v, are written as `KVWrite` does with this `layout` and these
+        `kv_scales`; -1 in `slot_mapping` writes nothing.
         """
         ...

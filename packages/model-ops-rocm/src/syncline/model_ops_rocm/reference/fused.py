@@ -1,35 +1,41 @@
 """Quantised activations and fused ops in PyTorch: their parts, one after another.
 
-Unit: one call. Knows no order of storage: `kv.tokens` writes by the layout's addresses, which looks
-at the slots on the host.
+Unit: one call. Knows no order of storage.
 """
+
+from typing import Final
 
 import torch
 
 from syncline.model_ops_rocm.arguments import check_rms_norm, check_silu_and_mul
+from syncline.model_ops_rocm.arguments_attention import pool_of
 from syncline.model_ops_rocm.arguments_fused import (
+    QK_NORM_ROPE_KV_WRITE,
     RMS_NORM_QUANT,
     SILU_AND_MUL_QUANT,
     check_encoded,
     check_heads,
     check_nonfinite,
-    check_pool,
     check_quantise,
     check_recipe,
     check_rotated,
+    check_written,
     num_groups,
 )
-from syncline.model_ops_rocm.contracts import NormStyle
+from syncline.model_ops_rocm.contracts import KVScales, NormStyle
 from syncline.model_ops_rocm.formats.quantised import Quantised
 from syncline.model_ops_rocm.formats.recipes import WEIGHT, WEIGHT_SCALE
-from syncline.model_ops_rocm.kv import KVLayout, write_tokens
+from syncline.model_ops_rocm.kv import KVLayout
+from syncline.model_ops_rocm.kv.support import KVSupport
 from syncline.model_ops_rocm.quant.scheme import SCALE_DTYPES
 from syncline.model_ops_rocm.reference.activation import silu_and_mul
+from syncline.model_ops_rocm.reference.kv import kv_write
 from syncline.model_ops_rocm.reference.norm import rms_norm
 from syncline.model_ops_rocm.reference.rotary import rotary_embedding
 from syncline.model_ops_rocm.regions import full_region
 
 Encoded = tuple[torch.Tensor, torch.Tensor]
+SUPPORT: Final = KVSupport(op=QK_NORM_ROPE_KV_WRITE, backend="torch")
 
 
 def quantise_activation(
@@ -82,38 +88,51 @@ def silu_and_mul_quant(
     return _quantised(silu_and_mul(x_T2I), recipe, scale, out, nonfinite)
 
 
-def qk_norm_rope_kv_write(  # noqa: PLR0913 - the contract's keywords
-    q_TNH: torch.Tensor,
-    k_TKH: torch.Tensor,
-    v_TKH: torch.Tensor,
-    cos_sin_cache: torch.Tensor,
-    positions_T: torch.Tensor,
-    caches: Encoded,
-    slot_mapping: torch.Tensor,
-    *,
-    layout: KVLayout,
-    norm_weights: tuple[torch.Tensor, torch.Tensor] | None = None,
-    eps: float = 1e-6,
-    style: NormStyle = NormStyle.ROUND_THEN_WEIGHT,
-    is_interleaved: bool = False,
-    scales: tuple[torch.Tensor, torch.Tensor] | None = None,
-    out: torch.Tensor | None = None,
-) -> torch.Tensor:
+class TorchQKNormRopeKVWrite:
     """See `contracts.QKNormRopeKVWrite`; takes every layout, and looks at slots on the host."""
-    check_rotated(q_TNH, k_TKH, cos_sin_cache, positions_T, out)
-    check_heads(q_TNH, k_TKH, v_TKH, norm_weights, eps)
-    pool = check_pool(k_TKH, caches, slot_mapping, layout, scales)
-    if norm_weights is not None:
-        q_TNH = rms_norm(q_TNH, norm_weights[0], eps, style=style)
-        k_TKH = rms_norm(k_TKH, norm_weights[1], eps, style=style)
-    turned_q, turned_k = rotary_embedding(
-        q_TNH, k_TKH, cos_sin_cache, positions_T, is_interleaved=is_interleaved
-    )
-    tensors = {"k": caches[0], "v": caches[1]}
-    if scales is not None:
-        tensors |= {"k_scale": scales[0], "v_scale": scales[1]}
-    write_tokens(pool, tensors, turned_k, v_TKH, slot_mapping)
-    return turned_q if out is None else out.copy_(turned_q)
+
+    __slots__ = ()
+
+    @property
+    def kv_support(self) -> KVSupport:
+        return SUPPORT
+
+    def __call__(  # noqa: PLR0913 - the contract's keywords
+        self,
+        q_TNH: torch.Tensor,
+        k_TKH: torch.Tensor,
+        v_TKH: torch.Tensor,
+        cos_sin_cache: torch.Tensor,
+        positions_T: torch.Tensor,
+        k_cache: torch.Tensor,
+        v_cache: torch.Tensor,
+        slot_mapping: torch.Tensor,
+        *,
+        layout: KVLayout,
+        norm_weights: tuple[torch.Tensor, torch.Tensor] | None = None,
+        eps: float = 1e-6,
+        style: NormStyle = NormStyle.ROUND_THEN_WEIGHT,
+        is_interleaved: bool = False,
+        kv_scales: KVScales | None = None,
+        out: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        check_rotated(q_TNH, k_TKH, cos_sin_cache, positions_T, out)
+        check_heads(q_TNH, k_TKH, v_TKH, norm_weights, eps)
+        pool = pool_of(QK_NORM_ROPE_KV_WRITE, k_cache, v_cache, layout, kv_scales)
+        check_written(k_TKH, slot_mapping, pool)
+        if norm_weights is not None:
+            q_TNH = rms_norm(q_TNH, norm_weights[0], eps, style=style)
+            k_TKH = rms_norm(k_TKH, norm_weights[1], eps, style=style)
+        turned_q, turned_k = rotary_embedding(
+            q_TNH, k_TKH, cos_sin_cache, positions_T, is_interleaved=is_interleaved
+        )
+        kv_write(
+            *(turned_k, v_TKH, k_cache, v_cache, slot_mapping), layout=layout, kv_scales=kv_scales
+        )
+        return turned_q if out is None else out.copy_(turned_q)
+
+
+qk_norm_rope_kv_write: Final = TorchQKNormRopeKVWrite()
 
 
 def _quantised(

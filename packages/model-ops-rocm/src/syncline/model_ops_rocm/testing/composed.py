@@ -1,7 +1,6 @@
 """Fused ops from their parts, which they must equal bit for bit; knows no backend.
 
-Unit: one call. The parts are a backend's own, but for what is written in an order of storage that
-no separate op has: `kv.tokens` writes that.
+Unit: one call; the parts are a backend's own.
 """
 
 from collections.abc import Callable, Mapping
@@ -9,7 +8,6 @@ from typing import Any  # Any: the arguments of ops, which differ
 
 import torch
 
-from syncline.model_ops_rocm.kv import KVPool, write_tokens
 from syncline.model_ops_rocm.testing.parity import Maker
 
 Op = Callable[..., Any]
@@ -48,14 +46,9 @@ def _silu_and_mul_quant(
 
 
 def _qk_norm_rope_kv_write(
-    ops: Mapping[str, Op],
-    *,
-    caches: tuple[torch.Tensor, torch.Tensor],
-    layout: Any,
-    out: torch.Tensor | None = None,
-    **given: Any,
+    ops: Mapping[str, Op], *, out: torch.Tensor | None = None, **given: Any
 ) -> torch.Tensor:
-    q, k, v = given["q_TNH"], given["k_TKH"], given["v_TKH"]
+    q, k = given["q_TNH"], given["k_TKH"]
     if given["norm_weights"] is not None:
         q, k = (
             ops["rms_norm"](x, weight, given["eps"], **_chosen(given, "style"))
@@ -64,19 +57,11 @@ def _qk_norm_rope_kv_write(
     q, k = ops["rotary_embedding"](
         *(q, k, given["cos_sin_cache"], given["positions_T"]), **_chosen(given, "is_interleaved")
     )
-    num_tokens, num_kv_heads, head_dim = k.shape
-    if num_tokens:
-        pool = KVPool(
-            layout=layout,
-            num_blocks=caches[0].shape[0],
-            block_size=layout.kernel_block_size,
-            num_kv_heads=num_kv_heads,
-            head_dim=head_dim,
-        )
-        tensors = {"k": caches[0], "v": caches[1]}
-        if given.get("scales") is not None:
-            tensors |= {"k_scale": given["scales"][0], "v_scale": given["scales"][1]}
-        write_tokens(pool, tensors, k, v, given["slot_mapping"])
+    ops["kv_write"](
+        *(k, given["v_TKH"], given["k_cache"], given["v_cache"], given["slot_mapping"]),
+        layout=given["layout"],
+        **_chosen(given, "kv_scales"),
+    )
     return q if out is None else out.copy_(q)
 
 

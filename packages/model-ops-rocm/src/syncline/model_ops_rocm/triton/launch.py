@@ -140,6 +140,11 @@ class Launcher:
 LAUNCHER: Final = Launcher()
 
 
+def overlaps(config: LaunchConfig) -> bool:
+    """Whether a launch starts while the kernel before it ends: its kernel must wait by itself."""
+    return bool(config.launch_pdl) and not IS_INTERPRETED
+
+
 def require_reachable(op: str, **tensors: torch.Tensor | None) -> None:
     """Every tensor is on the device that kernels run on: the current one.
 

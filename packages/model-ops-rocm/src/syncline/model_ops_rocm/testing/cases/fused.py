@@ -168,7 +168,8 @@ def heads_case(
             "v_TKH": fused[:, num_heads + num_kv_heads :],
             "cos_sin_cache": make.angles(50, int(str(more.get("width", head_dim)))),
             "positions_T": make.distinct(num_tokens, 50),
-            "caches": (stored["k"], stored["v"]),
+            "k_cache": stored["k"],
+            "v_cache": stored["v"],
             "slot_mapping": slots,
             "layout": layout,
             "norm_weights": (make.randn(head_dim), make.randn(head_dim)),
@@ -176,7 +177,7 @@ def heads_case(
             "out": make.nan(num_tokens, num_heads, head_dim),
         }
         if scale is not KVScale.NONE:
-            call["scales"] = (stored["k_scale"], stored["v_scale"])
+            call["kv_scales"] = (stored["k_scale"], stored["v_scale"])
         return call | {name: value for name, value in more.items() if name != "width"}
 
     label = f"{num_tokens}x{num_heads}/{num_kv_heads}x{head_dim}-{order}-{scale}"
@@ -218,4 +219,8 @@ CASES: Final[tuple[Case, ...]] = (
     heads_case(3, (2, 2), 32, more={"width": 24, "is_interleaved": True}),
     *(heads_case(3, (2, 3), 32, order=KVOrder.NHD, scale=scale) for scale in KVScale),
     *(heads_case(4, (1, 5), 80, scale=scale) for scale in (KVScale.HEAD, KVScale.TOKEN)),
+    *(
+        heads_case(3, (1, 2), 32, order=order, scale=KVScale.TOKEN)
+        for order in (KVOrder.AITER_X, KVOrder.AITER_X_SHUFFLED_V)
+    ),
 )

@@ -6,31 +6,33 @@ its sums are the same.
 """
 
 from collections.abc import Iterator
-from typing import Final
 
 from syncline.model_ops_rocm.triton.configs.base import ANY_WIDTH, Row
 from syncline.model_ops_rocm.triton.configs.elementwise import (
     MAX_NORM_WIDTH,
     heads_rows,
     norm_rows,
+    overlapping,
     rows_of_table,
 )
-from syncline.model_ops_rocm.triton.targets import SUPPORTED_ARCHS, LaunchConfig
-
-
-def _elements(num_warps: int, block_elements: int) -> LaunchConfig:
-    return LaunchConfig(num_warps=num_warps, constants={"BLOCK_ELEMENTS": block_elements})
-
-
-_ROWS: Final = {2_048: _elements(4, 1_024), MAX_NORM_WIDTH: _elements(16, 1_024)}
+from syncline.model_ops_rocm.triton.targets import SUPPORTED_ARCHS
 
 
 def table() -> Iterator[Row]:
     """Every row."""
     for arch in SUPPORTED_ARCHS:
+        is_nvidia = arch == "sm_90"
+        rows = {
+            1_024: overlapping(arch, 4 if is_nvidia else 2, BLOCK_ELEMENTS=1_024),
+            4_096: overlapping(arch, 8, BLOCK_ELEMENTS=1_024),
+            MAX_NORM_WIDTH: overlapping(arch, 16, BLOCK_ELEMENTS=1_024),
+        }
+        block = 1_024 if is_nvidia else 2_048
+        narrow = {ANY_WIDTH: overlapping(arch, 4, BLOCK_ELEMENTS=block)}
+        wide = {ANY_WIDTH: overlapping(arch, 4, BLOCK_ELEMENTS=1_024)}
         for op in ("quantise_activation", "silu_and_mul_quant"):
-            yield from rows_of_table(op, arch, _ROWS, _ROWS, kind="rows")
-            narrow, wide = {ANY_WIDTH: _elements(4, 2_048)}, {ANY_WIDTH: _elements(4, 1_024)}
+            yield from rows_of_table(op, arch, rows, rows, kind="rows")
             yield from rows_of_table(op, arch, narrow, wide, kind="groups")
         yield from norm_rows("rms_norm_quant", arch)
-        yield from heads_rows("qk_norm_rope_kv_write", arch)
+        heads = (8, 4, 2) if is_nvidia else (16, 8, 4)
+        yield from heads_rows("qk_norm_rope_kv_write", arch, heads)

@@ -3,6 +3,7 @@
 import triton
 import triton.language as tl
 
+from syncline.model_ops_rocm.triton.kernels.dependent import await_inputs
 from syncline.model_ops_rocm.triton.kernels.quantise import encoded_tile
 
 
@@ -30,7 +31,9 @@ def silu_and_mul_kernel(
     INNER: tl.constexpr,
     WIDTH: tl.constexpr,  # of the result: a row of x holds WIDTH gates, then WIDTH ups
     BLOCK_WIDTH: tl.constexpr,
+    OVERLAP: tl.constexpr,  # CUDA: launched while the kernel before it ends
 ):
+    await_inputs(OVERLAP)
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK_WIDTH + tl.arange(0, BLOCK_WIDTH)
     mask = columns < WIDTH
@@ -71,7 +74,9 @@ def silu_and_mul_quant_kernel(
     NATIVE: tl.constexpr,
     BLOCK_ELEMENTS: tl.constexpr,  # of one program, unless one group has more
     BLOCK_WIDTH: tl.constexpr,  # at least GROUP
+    OVERLAP: tl.constexpr,  # CUDA: launched while the kernel before it ends
 ):
+    await_inputs(OVERLAP)
     BLOCK_GROUPS: tl.constexpr = max(BLOCK_ELEMENTS // BLOCK_WIDTH, 1)
     NUM_GROUPS: tl.constexpr = (WIDTH + GROUP - 1) // GROUP
     number = tl.program_id(0).to(tl.int64) * BLOCK_GROUPS + tl.arange(0, BLOCK_GROUPS)

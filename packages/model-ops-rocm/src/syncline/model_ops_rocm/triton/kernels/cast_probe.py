@@ -9,6 +9,7 @@ from syncline.model_ops_rocm.triton.kernels.quant_cast import (
     e8m0_to_fp32,
     fp32_scales,
     magnitude_bits,
+    quotients,
 )
 
 
@@ -46,3 +47,13 @@ def e8m0_scales_kernel(
     exponent = e8m0_scales(bits, CLAMP, POWER, MANTISSA, MODE, ZERO_IS_ONE)
     tl.store(bytes_ptr + at, exponent.to(tl.uint8))
     tl.store(numbers_ptr + at, e8m0_to_fp32(exponent))
+
+
+@triton.jit
+def quotients_kernel(
+    x_ptr, scale_ptr, out_ptr, exact_ptr, BOUND: tl.constexpr, BLOCK_WIDTH: tl.constexpr
+):
+    at = tl.program_id(0).to(tl.int64) * BLOCK_WIDTH + tl.arange(0, BLOCK_WIDTH)
+    x, scale = tl.load(x_ptr + at), tl.load(scale_ptr + at)
+    tl.store(out_ptr + at, quotients(x, scale, BOUND))
+    tl.store(exact_ptr + at, tl.div_rn(x, scale))

@@ -101,6 +101,46 @@ def _encode(x, scale, CODE: tl.constexpr, NATIVE: tl.constexpr, CLAMP: tl.conste
 
 
 @triton.jit
+def store_heads(
+    values,  # [heads, BLOCK_DIM] of one token, zero beyond HEAD_DIM
+    cache_ptr,
+    scale_ptr,
+    heads,
+    is_head,  # which of them are written
+    block,
+    offset,
+    scale_strides,
+    PLACES: tl.constexpr,
+    CODE: tl.constexpr,
+    NATIVE: tl.constexpr,
+    CLAMP: tl.constexpr,
+    SCALES_PER: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_DIM: tl.constexpr,
+):
+    """To their slot, encoded if the layout has scales."""
+    dims = tl.arange(0, BLOCK_DIM)
+    mask = is_head[:, None] & (dims < HEAD_DIM)[None, :]
+    if SCALES_PER == 3:
+        x = values.to(tl.float32)
+        scale = fp32_scales(tl.max(magnitude_bits(x), 1), CLAMP, True)
+        quotients = clamped_quotients(x, scale[:, None], CLAMP, True)
+        values = codes_of(quotients, CODE, NATIVE)
+        at = heads * scale_strides[0] + block * scale_strides[1] + offset * scale_strides[2]
+        tl.store(scale_ptr + at, scale, mask=is_head)
+    elif SCALES_PER == 2:
+        scale = tl.load(scale_ptr + heads, mask=is_head, other=1.0)
+        values = _encode(values.to(tl.float32), scale[:, None], CODE, NATIVE, CLAMP)
+    elif SCALES_PER == 1:
+        scale = tl.load(scale_ptr)
+        values = _encode(values.to(tl.float32), scale, CODE, NATIVE, CLAMP)
+    at = block * PLACES[0] + along(offset, PLACES[2], PLACES[3], PLACES[4])
+    at += heads[:, None] * PLACES[1]
+    target = at + along(dims, PLACES[5], PLACES[6], PLACES[7])[None, :]
+    tl.store(cache_ptr + target, values, mask=mask)
+
+
+@triton.jit
 def _write_stored(
     x_ptr,
     cache_ptr,
@@ -125,24 +165,23 @@ def _write_stored(
     is_head = heads < NUM_HEADS
     mask = is_head[:, None] & (dims < HEAD_DIM)[None, :]
     source = x_ptr + x_at + heads[:, None] * strides[0] + dims[None, :] * strides[1]
-    values = tl.load(source, mask=mask, other=0)
-    if SCALES_PER == 3:
-        x = values.to(tl.float32)
-        scale = fp32_scales(tl.max(magnitude_bits(x), 1), CLAMP, True)
-        quotients = clamped_quotients(x, scale[:, None], CLAMP, True)
-        values = codes_of(quotients, CODE, NATIVE)
-        at = heads * scale_strides[0] + block * scale_strides[1] + offset * scale_strides[2]
-        tl.store(scale_ptr + at, scale, mask=is_head)
-    elif SCALES_PER == 2:
-        scale = tl.load(scale_ptr + heads, mask=is_head, other=1.0)
-        values = _encode(values.to(tl.float32), scale[:, None], CODE, NATIVE, CLAMP)
-    elif SCALES_PER == 1:
-        scale = tl.load(scale_ptr)
-        values = _encode(values.to(tl.float32), scale, CODE, NATIVE, CLAMP)
-    at = block * PLACES[0] + along(offset, PLACES[2], PLACES[3], PLACES[4])
-    at += heads[:, None] * PLACES[1]
-    target = at + along(dims, PLACES[5], PLACES[6], PLACES[7])[None, :]
-    tl.store(cache_ptr + target, values, mask=mask)
+    store_heads(
+        tl.load(source, mask=mask, other=0),
+        cache_ptr,
+        scale_ptr,
+        heads,
+        is_head,
+        block,
+        offset,
+        scale_strides,
+        PLACES,
+        CODE,
+        NATIVE,
+        CLAMP,
+        SCALES_PER,
+        HEAD_DIM,
+        BLOCK_DIM,
+    )
 
 
 @triton.jit(do_not_specialize=["num_slots", "scale_head"])

@@ -6,13 +6,24 @@ Source: arXiv:1910.07467, rounded by default as transformers' Qwen3RMSNorm does.
 import triton
 import triton.language as tl
 
+from syncline.model_ops_rocm.triton.kernels.dependent import await_inputs
 from syncline.model_ops_rocm.triton.kernels.quantise import encoded_tile
 
 
 @triton.jit
 def inverse_rms(x, eps, WIDTH: tl.constexpr):
-    """Of float32 rows [R, W], zero beyond WIDTH: [R]."""
-    mean = tl.div_rn(tl.sum(x * x, axis=1), 1.0 * WIDTH)
+    """Of float32 rows [R, W], zero beyond WIDTH: [R].
+
+    A sum's order is the layout's of the tile. That of wide rows is the same wherever their tile is;
+    heads share a tile with others, in another number in each op, so they are summed in float64,
+    where the squares' sum is exact, in any order, unless they differ by more than 2^20.
+    """
+    squares = x * x
+    if WIDTH <= 256:
+        total = tl.sum(squares.to(tl.float64), axis=1).to(tl.float32)
+    else:
+        total = tl.sum(squares, axis=1)
+    mean = tl.div_rn(total, 1.0 * WIDTH)
     return tl.div_rn(1.0, tl.sqrt_rn(mean + eps))
 
 
@@ -78,7 +89,9 @@ def rms_norm_kernel(
     STYLE: tl.constexpr,
     BLOCK_ROWS: tl.constexpr,
     BLOCK_WIDTH: tl.constexpr,
+    OVERLAP: tl.constexpr,  # CUDA: launched while the kernel before it ends
 ):
+    await_inputs(OVERLAP)
     # A tile is [BLOCK_ROWS, BLOCK_WIDTH]; BLOCK_WIDTH >= WIDTH, so a row is read once.
     rows = tl.program_id(0).to(tl.int64) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
     columns = tl.arange(0, BLOCK_WIDTH)
@@ -142,7 +155,9 @@ def rms_norm_quant_kernel(
     NATIVE: tl.constexpr,
     BLOCK_ROWS: tl.constexpr,
     BLOCK_WIDTH: tl.constexpr,
+    OVERLAP: tl.constexpr,  # CUDA: launched while the kernel before it ends
 ):
+    await_inputs(OVERLAP)
     rows = tl.program_id(0).to(tl.int64) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
     columns = tl.arange(0, BLOCK_WIDTH)
     mask = (rows < num_rows)[:, None] & (columns < WIDTH)[None, :]

@@ -8,6 +8,10 @@ other targets do with integers: both give the same codes.
 
 import triton
 import triton.language as tl
+from triton import knobs
+
+# The interpreter rounds the product of a fused multiply-add.
+_FUSES = tl.constexpr(not knobs.runtime.interpret)
 
 
 @triton.jit
@@ -66,6 +70,38 @@ def e8m0_to_fp32(exponent):
 
 
 @triton.jit
+def quotients(x, scale, BOUND: tl.constexpr):
+    """x / scale for positive finite scales, as a correctly rounded division gives it.
+
+    Or beyond +-BOUND, at most 2^10, something beyond it; and below 2^-12, something below, which is
+    the code of zero in every type. A BOUND of 0 says that no quotient is beyond 2^20.
+
+    In six operations per element where a division takes eighteen: the reciprocal is correctly
+    rounded, so after one correction a quotient is off by less than a unit, its remainder is exact,
+    and the next correction rounds correctly (Markstein 1990).
+    """
+    if _FUSES:
+        # Scales near the ends of the range would lose bits of the remainder, or the reciprocal.
+        up = tl.where(scale < 8.673617379884035e-19, 1.8446744073709552e19, 1.0)
+        factor = tl.where(scale > 1.152921504606847e18, 5.421010862427522e-20, up)
+        divisor = scale * factor
+        reciprocal = tl.div_rn(1.0, divisor)
+        scaled = x * factor
+        if BOUND > 0:
+            limit = 2.0 * BOUND * divisor
+            scaled = tl.minimum(tl.maximum(scaled, -limit), limit)
+        quotient = scaled * reciprocal
+        quotient = tl.fma(tl.fma(quotient, -divisor, scaled), reciprocal, quotient)
+        quotient = tl.fma(tl.fma(quotient, -divisor, scaled), reciprocal, quotient)
+        # A correction of -0 is +0.
+        sign = x.to(tl.int32, bitcast=True) & -0x80000000
+        quotient = (quotient.to(tl.int32, bitcast=True) | sign).to(tl.float32, bitcast=True)
+    else:
+        quotient = tl.div_rn(x, scale)
+    return quotient
+
+
+@triton.jit
 def clamped_quotients(x, scale, CLAMP: tl.constexpr, IS_OWN_SCALE: tl.constexpr):
     """x / scale, correctly rounded, within +-CLAMP; 0 where there is no such number.
 
@@ -76,7 +112,7 @@ def clamped_quotients(x, scale, CLAMP: tl.constexpr, IS_OWN_SCALE: tl.constexpr)
     safe = tl.where(usable, scale, 1.0)
     if not IS_OWN_SCALE:
         usable = usable & (magnitude_bits(x) < 0x7F800000)
-    quotient = tl.where(usable, tl.div_rn(tl.where(usable, x, 0.0), safe), 0.0)
+    quotient = quotients(tl.where(usable, x, 0.0), safe, 0.0 if IS_OWN_SCALE else 1.0 * CLAMP)
     return tl.minimum(tl.maximum(quotient, -1.0 * CLAMP), 1.0 * CLAMP)
 
 

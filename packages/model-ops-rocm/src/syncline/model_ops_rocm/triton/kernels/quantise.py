@@ -6,6 +6,7 @@ A tile is [groups, columns of one group], so a maximum is taken within a few lan
 import triton
 import triton.language as tl
 
+from syncline.model_ops_rocm.triton.kernels.dependent import await_inputs
 from syncline.model_ops_rocm.triton.kernels.quant_cast import (
     clamped_quotients,
     codes_of,
@@ -78,7 +79,9 @@ def quantise_kernel(
     NATIVE: tl.constexpr,
     BLOCK_ELEMENTS: tl.constexpr,  # of one program, unless one group has more
     BLOCK_WIDTH: tl.constexpr,  # at least GROUP
+    OVERLAP: tl.constexpr,  # CUDA: launched while the kernel before it ends
 ):
+    await_inputs(OVERLAP)
     BLOCK_GROUPS: tl.constexpr = max(BLOCK_ELEMENTS // BLOCK_WIDTH, 1)
     NUM_GROUPS: tl.constexpr = (WIDTH + GROUP - 1) // GROUP
     number = tl.program_id(0).to(tl.int64) * BLOCK_GROUPS + tl.arange(0, BLOCK_GROUPS)

@@ -8,31 +8,40 @@ pair: (-a) + b is b - a, bit for bit.
 import triton
 import triton.language as tl
 
+from syncline.model_ops_rocm.triton.kernels.dependent import await_inputs
+
+
+@triton.jit
+def partners(ROTARY: tl.constexpr, IS_INTERLEAVED: tl.constexpr, BLOCK_DIM: tl.constexpr):
+    """With which dimension each one turns: itself from ROTARY on."""
+    columns = tl.arange(0, BLOCK_DIM)
+    if IS_INTERLEAVED:
+        partner = columns ^ 1
+    else:
+        partner = tl.where(columns < ROTARY // 2, columns + ROTARY // 2, columns - ROTARY // 2)
+    return tl.where(columns < ROTARY, partner, columns)
+
 
 @triton.jit
 def angles(
     cache_ptr,
-    positions_ptr,
-    token,
+    position,
     num_positions,
     cache_row,
     cache_last,
-    positions_stride,
     ROTARY: tl.constexpr,  # dimensions of a head that turn
     IS_INTERLEAVED: tl.constexpr,
     BLOCK_DIM: tl.constexpr,
     DTYPE: tl.constexpr,
 ):
-    """(cos, signed sin) of every dimension, rounded to DTYPE, and its partner's number."""
+    """(cos, signed sin) of every dimension at an int64 position, rounded to DTYPE."""
     columns = tl.arange(0, BLOCK_DIM)
     HALF: tl.constexpr = ROTARY // 2
     if IS_INTERLEAVED:
-        angle, is_first, partner = columns // 2, columns % 2 == 0, columns ^ 1
+        angle, is_first = columns // 2, columns % 2 == 0
     else:
         is_first = columns < HALF
         angle = tl.where(is_first, columns, columns - HALF)
-        partner = tl.where(is_first, columns + HALF, columns - HALF)
-    position = tl.load(positions_ptr + token * positions_stride).to(tl.int64)
     # A position outside the cache reads nothing and turns the token into NaN, which shows.
     is_known = (position >= 0) & (position < num_positions)
     row = cache_ptr + tl.where(is_known, position, 0) * cache_row
@@ -40,7 +49,7 @@ def angles(
     cos = tl.load(row + angle * cache_last, mask=mask, other=float("nan"))
     sin = tl.load(row + (angle + HALF) * cache_last, mask=mask, other=float("nan"))
     cos, sin = cos.to(DTYPE).to(tl.float32), sin.to(DTYPE).to(tl.float32)
-    return cos, tl.where(is_first, -sin, sin), tl.where(columns < ROTARY, partner, columns)
+    return cos, tl.where(is_first, -sin, sin)
 
 
 @triton.jit
@@ -63,22 +72,37 @@ def _rotate(
     out_ptr,
     x_strides,
     out_strides,
+    cache_ptr,
+    cache_strides,
     token,
     heads,
-    cos,
-    sin,
-    partner,
+    position,
+    num_positions,
     NUM_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     ROTARY: tl.constexpr,
+    IS_INTERLEAVED: tl.constexpr,
     BLOCK_DIM: tl.constexpr,
 ):
     columns = tl.arange(0, BLOCK_DIM)
+    partner = partners(ROTARY, IS_INTERLEAVED, BLOCK_DIM)
     mask = (heads < NUM_HEADS)[:, None] & (columns < HEAD_DIM)[None, :]
     row = x_ptr + token * x_strides[0] + heads[:, None] * x_strides[1]
     x = tl.load(row + (columns * x_strides[2])[None, :], mask=mask, other=0.0)
     other = tl.load(row + (partner * x_strides[2])[None, :], mask=mask, other=0.0)
     dtype: tl.constexpr = x_ptr.dtype.element_ty
+    # After the loads of x, which do not wait for the position.
+    cos, sin = angles(
+        cache_ptr,
+        position,
+        num_positions,
+        cache_strides[0],
+        cache_strides[1],
+        ROTARY,
+        IS_INTERLEAVED,
+        BLOCK_DIM,
+        dtype,
+    )
     turned = rotated(x.to(tl.float32), other.to(tl.float32), cos, sin, ROTARY, BLOCK_DIM, dtype)
     out_at = token * out_strides[0] + heads[:, None] * out_strides[1]
     tl.store(out_ptr + out_at + (columns * out_strides[2])[None, :], turned, mask=mask)
@@ -115,22 +139,12 @@ def rotary_kernel(
     IS_INTERLEAVED: tl.constexpr,
     BLOCK_DIM: tl.constexpr,
     BLOCK_HEADS: tl.constexpr,
+    OVERLAP: tl.constexpr,  # CUDA: launched while the kernel before it ends
 ):
+    await_inputs(OVERLAP)
     token = tl.program_id(0).to(tl.int64)
     group = tl.program_id(1)
-    cos, sin, partner = angles(
-        cache_ptr,
-        positions_ptr,
-        token,
-        num_positions,
-        cache_row,
-        cache_last,
-        positions_stride,
-        ROTARY,
-        IS_INTERLEAVED,
-        BLOCK_DIM,
-        q_ptr.dtype.element_ty,
-    )
+    position = tl.load(positions_ptr + token * positions_stride).to(tl.int64)
     num_q_groups: tl.constexpr = (NUM_Q_HEADS + BLOCK_HEADS - 1) // BLOCK_HEADS
     if group < num_q_groups:
         _rotate(
@@ -138,14 +152,16 @@ def rotary_kernel(
             out_q_ptr,
             (q_token, q_head, q_last),
             (out_q_token, out_q_head, out_q_last),
+            cache_ptr,
+            (cache_row, cache_last),
             token,
             group * BLOCK_HEADS + tl.arange(0, BLOCK_HEADS),
-            cos,
-            sin,
-            partner,
+            position,
+            num_positions,
             NUM_Q_HEADS,
             HEAD_DIM,
             ROTARY,
+            IS_INTERLEAVED,
             BLOCK_DIM,
         )
     else:
@@ -154,13 +170,15 @@ def rotary_kernel(
             out_k_ptr,
             (k_token, k_head, k_last),
             (out_k_token, out_k_head, out_k_last),
+            cache_ptr,
+            (cache_row, cache_last),
             token,
             (group - num_q_groups) * BLOCK_HEADS + tl.arange(0, BLOCK_HEADS),
-            cos,
-            sin,
-            partner,
+            position,
+            num_positions,
             NUM_K_HEADS,
             HEAD_DIM,
             ROTARY,
+            IS_INTERLEAVED,
             BLOCK_DIM,
         )

@@ -15,7 +15,7 @@ from syncline.model_ops_rocm.triton.kernels.activation import (
     silu_and_mul_kernel,
     silu_and_mul_quant_kernel,
 )
-from syncline.model_ops_rocm.triton.launch import LAUNCHER, require_reachable
+from syncline.model_ops_rocm.triton.launch import LAUNCHER, overlaps, require_reachable
 from syncline.model_ops_rocm.triton.ops.quantise import (
     Encoded,
     choose_groups,
@@ -40,7 +40,7 @@ def silu_and_mul(x_T2I: torch.Tensor, *, out: torch.Tensor | None = None) -> tor
         (x.num_rows, -(-width // chosen[1].constants["BLOCK_WIDTH"])),
         chosen,
         (x_T2I, out, *x.strides, *written.strides),
-        {"INNER": x.inner, "WIDTH": width},
+        {"INNER": x.inner, "WIDTH": width, "OVERLAP": overlaps(chosen[1])},
     )
     return out
 

@@ -16,7 +16,7 @@ from syncline.model_ops_rocm.formats.quantised import Quantised
 from syncline.model_ops_rocm.triton.configs.elementwise import MAX_NORM_WIDTH
 from syncline.model_ops_rocm.triton.geometry import power_of_two, rows_of
 from syncline.model_ops_rocm.triton.kernels.norm import rms_norm_kernel, rms_norm_quant_kernel
-from syncline.model_ops_rocm.triton.launch import LAUNCHER, require_reachable
+from syncline.model_ops_rocm.triton.launch import LAUNCHER, overlaps, require_reachable
 from syncline.model_ops_rocm.triton.ops.quantise import Encoded, destination_of, recipe_constants
 
 
@@ -58,6 +58,7 @@ def rms_norm(  # noqa: PLR0913 - the contract's keywords
             "WIDTH": width,
             "HAS_RESIDUAL": residual_TH is not None,
             "STYLE": str(style),
+            "OVERLAP": overlaps(chosen[1]),
             "BLOCK_WIDTH": power_of_two(width),
         },
     )
@@ -109,6 +110,7 @@ def rms_norm_quant(  # noqa: PLR0913 - the contract's keywords
             "WIDTH": width,
             "HAS_RESIDUAL": residual_TH is not None,
             "STYLE": str(style),
+            "OVERLAP": overlaps(chosen[1]),
             "GROUP": min(GROUPS[recipe.granularity] or block_width, block_width),
             "HAS_FLAG": nonfinite is not None,
             "BLOCK_WIDTH": block_width,

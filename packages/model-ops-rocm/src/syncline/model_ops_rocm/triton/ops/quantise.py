@@ -23,7 +23,12 @@ from syncline.model_ops_rocm.triton.configs.base import ConfigKey
 from syncline.model_ops_rocm.triton.configs.elementwise import MAX_NORM_WIDTH
 from syncline.model_ops_rocm.triton.geometry import power_of_two, rows_of
 from syncline.model_ops_rocm.triton.kernels.quantise import quantise_kernel
-from syncline.model_ops_rocm.triton.launch import IS_INTERPRETED, LAUNCHER, require_reachable
+from syncline.model_ops_rocm.triton.launch import (
+    IS_INTERPRETED,
+    LAUNCHER,
+    overlaps,
+    require_reachable,
+)
 from syncline.model_ops_rocm.triton.targets import LaunchConfig, casts_natively
 
 Encoded = tuple[torch.Tensor, torch.Tensor]
@@ -109,7 +114,11 @@ def choose_groups(
     group = GROUPS[recipe.granularity]
     if group is None:
         group = width if is_row else chosen[1].constants["BLOCK_ELEMENTS"]
-    constants: dict[str, object] = {"GROUP": group, "BLOCK_WIDTH": power_of_two(group)}
+    constants: dict[str, object] = {
+        "GROUP": group,
+        "BLOCK_WIDTH": power_of_two(group),
+        "OVERLAP": overlaps(chosen[1]),
+    }
     return chosen, constants | recipe_constants(recipe, chosen[0].arch), -(-width // group)
 
 

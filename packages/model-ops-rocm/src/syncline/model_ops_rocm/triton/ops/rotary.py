@@ -5,7 +5,7 @@ import torch
 from syncline.model_ops_rocm.arguments import ROTARY, check_rotary_embedding
 from syncline.model_ops_rocm.triton.geometry import power_of_two
 from syncline.model_ops_rocm.triton.kernels.rotary import rotary_kernel
-from syncline.model_ops_rocm.triton.launch import LAUNCHER, require_reachable
+from syncline.model_ops_rocm.triton.launch import LAUNCHER, overlaps, require_reachable
 
 
 def rotary_embedding(
@@ -51,6 +51,7 @@ def rotary_embedding(
             "HEAD_DIM": head_dim,
             "ROTARY": cos_sin_cache.shape[1],
             "IS_INTERLEAVED": is_interleaved,
+            "OVERLAP": overlaps(chosen[1]),
             "BLOCK_DIM": power_of_two(head_dim),
         },
     )

@@ -1,0 +1,21 @@
+"""Programmatic dependent launch of sm_90: a kernel starts while the one before it ends.
+
+A launch with the option `launch_pdl` must wait before it touches what a kernel before it may have
+written or read; OVERLAP says that it has the option.
+"""
+
+import triton
+import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+
+@triton.jit
+def await_inputs(OVERLAP: tl.constexpr):
+    """Until the kernels before have ended and their writes are seen.
+
+    The next kernel may start at once: what it does before it waits in turn, such as asking for its
+    weights, then overlaps this kernel and the end of the one before.
+    """
+    if OVERLAP:
+        gdc_launch_dependents()
+        gdc_wait()
