@@ -23,6 +23,7 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 ROWS_OF = {
     # Ids are all that is looked at.
     "advance": (torch.int32,),
+    "moe_sort": (torch.int32,),
     "verify_drafts": (torch.int32, *DTYPES),
     # Sources of float16 have the rows of bfloat16; "encode" copies codes as well.
     "encode": (torch.bfloat16, torch.float32, torch.uint8),

@@ -18,8 +18,12 @@ from syncline.model_ops_rocm.testing.parity import Case, assert_parity
 from syncline.model_ops_rocm.triton import BACKEND
 
 Ops = Mapping[str, Callable[..., object]]
-# NumPy runs the interpreter; a large number overflows to inf there as on a GPU.
-pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning")
+# NumPy runs the interpreter; a large number overflows to inf there as on a GPU, and inf - inf is
+# NaN.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning"),
+    pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning"),
+]
 
 
 @pytest.fixture(scope="module")

@@ -27,6 +27,11 @@ from syncline.model_ops_rocm.contracts import (
     Linear,
     LinearQuantised,
     MergeStates,
+    MoeCombine,
+    MoeExperts,
+    MoePermute,
+    MoeRoute,
+    MoeSort,
     PagedAttention,
     QKNormRopeKVWrite,
     QuantiseActivation,
@@ -62,6 +67,11 @@ OPS: Final[dict[str, type]] = {
     "encode_grouped": EncodeGrouped,
     "amax_into": AmaxInto,
     "verify_drafts": VerifyDrafts,
+    "moe_route": MoeRoute,
+    "moe_sort": MoeSort,
+    "moe_permute": MoePermute,
+    "moe_combine": MoeCombine,
+    "moe_experts": MoeExperts,
 }
 BACKENDS: Final[dict[str, Backend]] = {backend.name: backend for backend in (TORCH, TRITON, AITER)}
 # What each backend that was selected has loaded.
@@ -159,6 +169,26 @@ def select(
 def select(
     op: Literal["verify_drafts"], *, backend: str = ..., arch: str = ..., dtype: torch.dtype
 ) -> VerifyDrafts: ...
+@overload
+def select(
+    op: Literal["moe_route"], *, backend: str = ..., arch: str = ..., dtype: torch.dtype
+) -> MoeRoute: ...
+@overload
+def select(
+    op: Literal["moe_sort"], *, backend: str = ..., arch: str = ..., dtype: torch.dtype
+) -> MoeSort: ...
+@overload
+def select(
+    op: Literal["moe_permute"], *, backend: str = ..., arch: str = ..., dtype: torch.dtype
+) -> MoePermute: ...
+@overload
+def select(
+    op: Literal["moe_combine"], *, backend: str = ..., arch: str = ..., dtype: torch.dtype
+) -> MoeCombine: ...
+@overload
+def select(
+    op: Literal["moe_experts"], *, backend: str = ..., arch: str = ..., dtype: torch.dtype
+) -> MoeExperts: ...
 @overload
 def select(op: str, *, backend: str = ..., arch: str = ..., dtype: torch.dtype) -> object: ...
 def select(op: str, *, backend: str = "torch", arch: str = "cpu", dtype: torch.dtype) -> object:

@@ -45,6 +45,16 @@ from syncline.model_ops_rocm.contracts.fused import (
     SiluAndMulQuant,
 )
 from syncline.model_ops_rocm.contracts.linear import Linear, LinearQuantised
+from syncline.model_ops_rocm.contracts.moe import (
+    ExpertMap,
+    MoeCombine,
+    MoeExperts,
+    MoePermute,
+    MoeRoute,
+    MoeSort,
+    SortedPairs,
+    sorted_capacity,
+)
 from syncline.model_ops_rocm.contracts.storing import AmaxInto, Encode, EncodeGrouped
 
 __all__ = [
@@ -57,6 +67,7 @@ __all__ = [
     "Embedding",
     "Encode",
     "EncodeGrouped",
+    "ExpertMap",
     "GatherRows",
     "KVCopyBlocks",
     "KVScales",
@@ -64,6 +75,11 @@ __all__ = [
     "Linear",
     "LinearQuantised",
     "MergeStates",
+    "MoeCombine",
+    "MoeExperts",
+    "MoePermute",
+    "MoeRoute",
+    "MoeSort",
     "NormStyle",
     "PagedAttention",
     "QKNormRopeKVWrite",
@@ -74,5 +90,7 @@ __all__ = [
     "RotaryEmbedding",
     "SiluAndMul",
     "SiluAndMulQuant",
+    "SortedPairs",
     "VerifyDrafts",
+    "sorted_capacity",
 ]

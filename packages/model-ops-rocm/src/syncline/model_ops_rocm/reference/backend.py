@@ -23,6 +23,13 @@ from syncline.model_ops_rocm.reference.fused import (
 from syncline.model_ops_rocm.reference.kv import TorchKVCopyBlocks, kv_write
 from syncline.model_ops_rocm.reference.linear import TorchLinear
 from syncline.model_ops_rocm.reference.linear_quantised import TorchLinearQuantised
+from syncline.model_ops_rocm.reference.moe_experts import TorchMoeExperts
+from syncline.model_ops_rocm.reference.moe_routing import (
+    moe_combine,
+    moe_permute,
+    moe_route,
+    moe_sort,
+)
 from syncline.model_ops_rocm.reference.norm import rms_norm
 from syncline.model_ops_rocm.reference.rotary import rotary_embedding
 from syncline.model_ops_rocm.reference.rows import embedding, gather_rows
@@ -50,6 +57,11 @@ _IMPLEMENTATIONS: Final[Mapping[str, object]] = {
     "encode_grouped": ENCODE_GROUPED,
     "amax_into": amax_into,
     "verify_drafts": TorchVerifyDrafts(),
+    "moe_route": moe_route,
+    "moe_sort": moe_sort,
+    "moe_permute": moe_permute,
+    "moe_combine": moe_combine,
+    "moe_experts": TorchMoeExperts(),
 }
 
 

@@ -56,6 +56,11 @@ _OPS: Final[Mapping[str, _Op]] = {
     "encode_grouped": _Op("encode_grouped", "ENCODE_GROUPED_BY_TRITON"),
     "amax_into": _Op("encode", "amax_into"),
     "verify_drafts": _Op("verify", "VERIFY_DRAFTS"),
+    "moe_route": _Op("moe_routing", "moe_route"),
+    "moe_sort": _Op("moe_routing", "moe_sort"),
+    "moe_permute": _Op("moe_routing", "moe_permute"),
+    "moe_combine": _Op("moe_routing", "moe_combine"),
+    "moe_experts": _Op("moe_experts", "MOE_EXPERTS_OP"),
 }
 
 

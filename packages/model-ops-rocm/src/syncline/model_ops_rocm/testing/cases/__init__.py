@@ -18,6 +18,7 @@ from syncline.model_ops_rocm.testing.cases import (
     fused,
     kv,
     linear,
+    moe,
     storing,
 )
 from syncline.model_ops_rocm.testing.parity import Case
@@ -30,9 +31,16 @@ CASES: Final[tuple[Case, ...]] = (
     *kv.CASES,
     *storing.CASES,
     *linear.CASES,
+    *moe.CASES,
 )
 TOLERANCES: Final[Mapping[tuple[str, torch.dtype], tuple[float, float]]] = MappingProxyType(
-    {**attention.TOLERANCES, **dense.TOLERANCES, **fused.TOLERANCES, **linear.TOLERANCES}
+    {
+        **attention.TOLERANCES,
+        **dense.TOLERANCES,
+        **fused.TOLERANCES,
+        **linear.TOLERANCES,
+        **moe.TOLERANCES,
+    }
 )
 
 

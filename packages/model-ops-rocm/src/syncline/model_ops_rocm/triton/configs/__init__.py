@@ -20,12 +20,13 @@ from syncline.model_ops_rocm.triton.configs import (
     elementwise,
     fused,
     linear,
+    moe,
     storing,
 )
 from syncline.model_ops_rocm.triton.configs.base import ConfigKey
 from syncline.model_ops_rocm.triton.targets import LaunchConfig
 
-_FAMILIES: Final = (attention, decoding, elementwise, fused, storing, linear)
+_FAMILIES: Final = (attention, decoding, elementwise, fused, storing, linear, moe)
 CONFIGS: Final[Mapping[ConfigKey, LaunchConfig]] = MappingProxyType(
     dict(chain.from_iterable(family.table() for family in _FAMILIES))
 )

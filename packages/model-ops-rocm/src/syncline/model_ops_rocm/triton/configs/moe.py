@@ -1,0 +1,120 @@
+"""Configurations of mixture of experts; imports no Triton.
+
+Buckets: experts, for routing and sorting; the width of a row, for the sum; for the projections the
+mean number of pairs of an expert, rounded up, so that most experts fill one block. Kinds of
+projections: `gate_up` and `down` in blocks of sorted pairs, `invariant` the same in one bucket,
+`direct` a pair at a time, with the number of pairs as bucket.
+The rows of sm_90 in bfloat16 were chosen by measurement on an H200, with 128 experts, 8 of a token,
+2,048 x 768; the others are guesses.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Final
+
+import torch
+
+from syncline.model_ops_rocm.triton.configs.base import ANY_WIDTH, HALF_DTYPES, ConfigKey, Row
+from syncline.model_ops_rocm.triton.targets import LaunchConfig
+
+MAX_EXPERTS: Final = 1_024
+# A step with more pairs than that sorts them: then several often go to one expert.
+MAX_DIRECT_PAIRS: Final = 32
+MAX_BLOCK_PAIRS: Final = 128  # BLOCK_M of any row below
+GATE_UP: Final = "gate_up"
+DOWN: Final = "down"
+DIRECT: Final = "direct"
+INVARIANT: Final = "invariant"
+
+
+def _blocks(
+    m: int, n: int, k: int, *, num_warps: int = 4, num_stages: int = 3, group: int = 1
+) -> LaunchConfig:
+    constants = {"BLOCK_M": m, "BLOCK_N": n, "BLOCK_K": k, "GROUP_BLOCKS": group}
+    return LaunchConfig(num_warps=num_warps, num_stages=num_stages, constants=constants)
+
+
+def _vectors(
+    n: int, k: int, *, num_warps: int, num_stages: int = 1, overlaps: bool | None = None
+) -> LaunchConfig:
+    """`num_stages` of gate and up alone."""
+    return LaunchConfig(
+        num_warps=num_warps,
+        num_stages=num_stages,
+        constants={"BLOCK_N": n, "BLOCK_K": k},
+        launch_pdl=overlaps,
+    )
+
+
+def _routing(arch: str, dtype: torch.dtype) -> Iterator[Row]:
+    for up_to, num_warps in ((256, 1), (MAX_EXPERTS, 4)):
+        config = LaunchConfig(num_warps=num_warps, constants={"BLOCK_ROWS": 1})
+        yield ConfigKey("moe_route", arch, dtype, up_to), config
+    # 16 bytes of each lane: a wavefront of AMD has 64 of them, a warp of NVIDIA 32.
+    width = (64 if arch.startswith("gfx") else 32) * 4 * 16 // dtype.itemsize
+    config = LaunchConfig(num_warps=4, constants={"BLOCK_WIDTH": width})
+    for op in ("moe_permute", "moe_combine"):
+        yield ConfigKey(op, arch, dtype, ANY_WIDTH), config
+
+
+_Projections = Mapping[str, Mapping[int, LaunchConfig]]
+
+_SM_90: Final[_Projections] = {
+    GATE_UP: {
+        4: _blocks(16, 32, 128),
+        16: _blocks(32, 64, 128),
+        64: _blocks(64, 64, 64, num_stages=4),
+        ANY_WIDTH: _blocks(128, 64, 64, num_stages=3, num_warps=8, group=8),
+    },
+    DOWN: {
+        4: _blocks(16, 64, 128),
+        16: _blocks(32, 128, 64),
+        64: _blocks(64, 128, 64, num_stages=4),
+        ANY_WIDTH: _blocks(128, 128, 64, num_stages=3, num_warps=8, group=8),
+    },
+    f"{GATE_UP}-{INVARIANT}": {ANY_WIDTH: _blocks(64, 64, 64, num_stages=4)},
+    f"{DOWN}-{INVARIANT}": {ANY_WIDTH: _blocks(64, 128, 64, num_stages=4)},
+    f"{GATE_UP}-{DIRECT}": {
+        8: _vectors(8, 256, num_warps=4, num_stages=3),
+        ANY_WIDTH: _vectors(8, 256, num_warps=2, num_stages=3),
+    },
+    f"{DOWN}-{DIRECT}": {
+        8: _vectors(8, 128, num_warps=8, overlaps=True),
+        ANY_WIDTH: _vectors(8, 64, num_warps=8, overlaps=True),
+    },
+}
+_AMD: Final[_Projections] = {
+    GATE_UP: {
+        16: _blocks(16, 64, 64, num_stages=2),
+        ANY_WIDTH: _blocks(64, 64, 64, num_stages=2, group=8),
+    },
+    DOWN: {
+        16: _blocks(16, 64, 128, num_stages=2),
+        ANY_WIDTH: _blocks(64, 128, 64, num_stages=2, group=8),
+    },
+    f"{GATE_UP}-{INVARIANT}": {ANY_WIDTH: _blocks(32, 64, 64, num_stages=2)},
+    f"{DOWN}-{INVARIANT}": {ANY_WIDTH: _blocks(32, 64, 64, num_stages=2)},
+    f"{GATE_UP}-{DIRECT}": {ANY_WIDTH: _vectors(16, 512, num_warps=4)},
+    f"{DOWN}-{DIRECT}": {ANY_WIDTH: _vectors(8, 128, num_warps=4)},
+}
+
+
+def _float32(kind: str) -> LaunchConfig:
+    if kind == f"{GATE_UP}-{DIRECT}":
+        return _vectors(8, 128, num_warps=4)
+    if kind == f"{DOWN}-{DIRECT}":
+        return _vectors(8, 64, num_warps=4)
+    return _blocks(16, 32, 32, num_stages=2)
+
+
+def table() -> Iterator[Row]:
+    """Every row."""
+    for arch, projections in (("gfx942", _AMD), ("gfx950", _AMD), ("sm_90", _SM_90)):
+        config = LaunchConfig(num_warps=4, constants={"BLOCK_PAIRS": 1_024})
+        yield ConfigKey("moe_sort", arch, torch.int32, MAX_EXPERTS), config
+        for dtype in (*HALF_DTYPES, torch.float32):
+            yield from _routing(arch, dtype)
+        for kind, buckets in projections.items():
+            for dtype in HALF_DTYPES:
+                for up_to, config in buckets.items():
+                    yield ConfigKey("moe_experts", arch, dtype, up_to, kind), config
+            yield ConfigKey("moe_experts", arch, torch.float32, ANY_WIDTH, kind), _float32(kind)

@@ -1,0 +1,231 @@
+"""Routing, sorting and combining of mixture of experts; knows no projection."""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def _as_key(logits, experts, KEY: tl.constexpr, BITS: tl.constexpr):
+    """Integers in the order of the logits, of equal ones the lower expert's first; all different.
+
+    KEY is the integer that holds a number of BITS bits above the 16 of an expert. A NaN is as -inf.
+    """
+    # -0.0 equals 0.0, and would come after it.
+    ranked = tl.where(logits == logits, tl.where(logits == 0.0, 0.0, logits), float("-inf"))
+    if BITS == 16:
+        bits = ranked.to(logits.dtype).to(tl.int16, bitcast=True).to(tl.int32)
+    else:
+        bits = ranked.to(tl.float32).to(tl.int32, bitcast=True)
+    ordered = bits ^ ((bits >> 31) & ((1 << (BITS - 1)) - 1))
+    return (ordered.to(KEY) << BITS) | (0xFFFF - experts).to(KEY)
+
+
+@triton.jit
+def _number_of(key, dtype: tl.constexpr, BITS: tl.constexpr):
+    """The logit in a key, as float32."""
+    ordered = (key >> BITS).to(tl.int32)
+    bits = ordered ^ ((ordered >> 31) & ((1 << (BITS - 1)) - 1))
+    if BITS == 16:
+        return bits.to(tl.int16).to(dtype, bitcast=True).to(tl.float32)
+    else:
+        return bits.to(tl.float32, bitcast=True)
+
+
+@triton.jit(do_not_specialize=["num_tokens"])
+def route_kernel(  # noqa: PLR0915 - a kernel is one body
+    logits_ptr,
+    weights_ptr,  # float32 [T, k]
+    ids_ptr,  # int32 [T, k]
+    replicas_ptr,  # int32 [E, R]
+    counts_ptr,  # int32 [E]
+    positions_ptr,
+    num_tokens,
+    logits_token,
+    logits_last,
+    positions_stride,
+    NUM_EXPERTS: tl.constexpr,
+    TOP_K: tl.constexpr,
+    RENORMALISE: tl.constexpr,
+    HAS_POSITIONS: tl.constexpr,
+    MAX_REPLICAS: tl.constexpr,  # 0: no map
+    BLOCK_EXPERTS: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr,
+):
+    dtype: tl.constexpr = logits_ptr.dtype.element_ty
+    BITS: tl.constexpr = dtype.primitive_bitwidth
+    KEY: tl.constexpr = tl.int32 if BITS == 16 else tl.int64
+    LOWEST: tl.constexpr = -(1 << (2 * BITS - 1))
+    rows = tl.program_id(0) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
+    experts = tl.arange(0, BLOCK_EXPERTS)
+    slots = tl.arange(0, BLOCK_K)
+    is_row = rows < num_tokens
+    at = rows.to(tl.int64)[:, None] * logits_token + experts[None, :] * logits_last
+    mask = is_row[:, None] & (experts < NUM_EXPERTS)[None, :]
+    logits = tl.load(logits_ptr + at, mask=mask, other=float("-inf"))
+    keys = tl.where(mask, _as_key(logits, experts[None, :], KEY, BITS), LOWEST)
+    chosen = tl.zeros([BLOCK_ROWS, BLOCK_K], dtype=KEY)
+    for slot in tl.static_range(TOP_K):
+        # One reduction finds the number and the expert.
+        best = tl.max(keys, axis=1)
+        keys = tl.where(keys == best[:, None], LOWEST, keys)
+        chosen = tl.where((slots == slot)[None, :], best[:, None], chosen)
+    top = tl.max(tl.where(slots[None, :] < TOP_K, chosen, LOWEST), axis=1)
+    top = _number_of(top, dtype, BITS)[:, None]
+    # A NaN reaches the sum; so does -inf - -inf.
+    parts = tl.exp(logits.to(tl.float32) - top)
+    total = tl.sum(tl.where((experts < NUM_EXPERTS)[None, :], parts, 0.0), axis=1)
+    weights = tl.exp(_number_of(chosen, dtype, BITS) - top)
+    weights = tl.where((slots < TOP_K)[None, :], weights, 0.0)
+    chosen = (0xFFFF - (chosen & 0xFFFF)).to(tl.int32)
+    weights = tl.div_rn(weights, tl.broadcast_to(total[:, None], [BLOCK_ROWS, BLOCK_K]))
+    if RENORMALISE:
+        of_chosen = tl.sum(weights, axis=1)
+        weights = tl.div_rn(weights, tl.broadcast_to(of_chosen[:, None], [BLOCK_ROWS, BLOCK_K]))
+    is_pair = is_row[:, None] & (slots < TOP_K)[None, :]
+    is_padding = tl.zeros([BLOCK_ROWS], dtype=tl.int32) > 0
+    position = tl.zeros([BLOCK_ROWS], dtype=tl.int64)
+    if HAS_POSITIONS:
+        found = tl.load(positions_ptr + rows * positions_stride, mask=is_row, other=0)
+        is_padding = found < 0
+        position = tl.maximum(found, 0).to(tl.int64)
+    if MAX_REPLICAS > 0:
+        count = tl.load(counts_ptr + chosen, mask=is_pair, other=0)
+        entry = (position[:, None] % tl.maximum(count, 1).to(tl.int64)).to(tl.int32)
+        is_there = is_pair & (count > 0) & (entry < MAX_REPLICAS)
+        chosen = tl.load(replicas_ptr + chosen * MAX_REPLICAS + entry, mask=is_there, other=-1)
+    chosen = tl.where(is_padding[:, None], -1, chosen)
+    weights = tl.where(is_padding[:, None], 0.0, weights)
+    pair = rows.to(tl.int64)[:, None] * TOP_K + slots[None, :]
+    tl.store(weights_ptr + pair, weights, mask=is_pair)
+    tl.store(ids_ptr + pair, chosen, mask=is_pair)
+
+
+@triton.jit
+def _groups_of(ids_ptr, pair, num_pairs, num_groups, GROUP_SIZE: tl.constexpr):
+    """Each pair's group, and whether it has one."""
+    expert = tl.load(ids_ptr + pair, mask=pair < num_pairs, other=-1)
+    is_kept = (expert >= 0) & (expert < num_groups * GROUP_SIZE)
+    return tl.where(is_kept, expert // GROUP_SIZE, 0), is_kept
+
+
+@triton.jit(do_not_specialize=["num_pairs", "capacity", "num_groups"])
+def sort_kernel(
+    ids_ptr,
+    pairs_ptr,
+    block_groups_ptr,
+    counts_ptr,
+    places_ptr,
+    num_pairs,
+    capacity,
+    num_groups,
+    GROUP_SIZE: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    HAS_PLACES: tl.constexpr,
+    BLOCK_GROUPS: tl.constexpr,
+    BLOCK_PAIRS: tl.constexpr,
+):
+    # One program per group. Each counts all pairs, so that none waits for another.
+    group = tl.program_id(0)
+    offsets = tl.arange(0, BLOCK_PAIRS)
+    bins = tl.arange(0, BLOCK_GROUPS)
+    counts = tl.zeros([BLOCK_GROUPS], dtype=tl.int32)
+    for start in range(0, num_pairs, BLOCK_PAIRS):
+        found, is_kept = _groups_of(ids_ptr, start + offsets, num_pairs, num_groups, GROUP_SIZE)
+        counts += tl.histogram(found, BLOCK_GROUPS, mask=is_kept)
+    blocks = (counts + (BLOCK_SIZE - 1)) // BLOCK_SIZE
+    first_block = tl.sum(tl.where(bins < group, blocks, 0), axis=0)
+    num_blocks = tl.sum(tl.where(bins == group, blocks, 0), axis=0)
+    count = tl.sum(tl.where(bins == group, counts, 0), axis=0)
+    all_blocks = tl.sum(blocks, axis=0)
+    tl.store(counts_ptr + group, count)
+    for start in range(0, num_blocks, BLOCK_PAIRS):
+        block = start + offsets
+        tl.store(block_groups_ptr + first_block + block, group, mask=block < num_blocks)
+    first = first_block * BLOCK_SIZE
+    num_written = 0
+    for start in range(0, num_pairs, BLOCK_PAIRS):
+        pair = start + offsets
+        found, is_kept = _groups_of(ids_ptr, pair, num_pairs, num_groups, GROUP_SIZE)
+        is_own = is_kept & (found == group)
+        ones = is_own.to(tl.int32)
+        at = first + num_written + tl.cumsum(ones, axis=0) - ones
+        tl.store(pairs_ptr + at, pair, mask=is_own)
+        if HAS_PLACES:
+            tl.store(places_ptr + pair, at, mask=is_own)
+            is_skipped = (is_kept == 0) & (pair < num_pairs) & (group == 0)
+            tl.store(places_ptr + pair, -1, mask=is_skipped)
+        num_written += tl.sum(ones, axis=0)
+    for start in range(count, num_blocks * BLOCK_SIZE, BLOCK_PAIRS):
+        entry = start + offsets
+        tl.store(pairs_ptr + first + entry, num_pairs, mask=entry < num_blocks * BLOCK_SIZE)
+    # What lies behind the last block is every program's.
+    step = num_groups * BLOCK_PAIRS
+    for start in range(all_blocks * BLOCK_SIZE + group * BLOCK_PAIRS, capacity, step):
+        entry = start + offsets
+        tl.store(pairs_ptr + entry, num_pairs, mask=entry < capacity)
+    for start in range(all_blocks + group * BLOCK_PAIRS, capacity // BLOCK_SIZE, step):
+        block = start + offsets
+        tl.store(block_groups_ptr + block, -1, mask=block < capacity // BLOCK_SIZE)
+
+
+@triton.jit(do_not_specialize=["num_pairs"])
+def permute_kernel(
+    x_ptr,
+    ids_ptr,  # int32 [T, k]
+    pairs_ptr,  # int32 [C]
+    rows_ptr,
+    row_ids_ptr,  # int32 [C]
+    num_pairs,
+    x_token,
+    x_last,
+    rows_row,
+    rows_last,
+    WIDTH: tl.constexpr,
+    TOP_K: tl.constexpr,
+    GROUP_SIZE: tl.constexpr,
+    BLOCK_WIDTH: tl.constexpr,
+):
+    entry = tl.program_id(0).to(tl.int64)
+    columns = tl.program_id(1) * BLOCK_WIDTH + tl.arange(0, BLOCK_WIDTH)
+    pair = tl.load(pairs_ptr + entry)
+    is_pair = (pair >= 0) & (pair < num_pairs)
+    expert = tl.load(ids_ptr + pair, mask=is_pair, other=-1)
+    token = tl.where(is_pair, pair // TOP_K, 0).to(tl.int64)
+    mask = columns < WIDTH
+    x = tl.load(x_ptr + token * x_token + columns * x_last, mask=mask & (expert >= 0), other=0.0)
+    tl.store(rows_ptr + entry * rows_row + columns * rows_last, x, mask=mask)
+    if tl.program_id(1) == 0:
+        tl.store(row_ids_ptr + entry, tl.where(expert >= 0, expert % GROUP_SIZE, -1))
+
+
+@triton.jit(do_not_specialize=["num_rows"])
+def combine_kernel(
+    y_ptr,
+    weights_ptr,
+    places_ptr,
+    out_ptr,
+    num_rows,  # places below it are kept
+    y_row,
+    y_last,
+    out_row,
+    out_last,
+    WIDTH: tl.constexpr,
+    TOP_K: tl.constexpr,
+    BY_PAIR: tl.constexpr,  # places are ids of experts; a pair's row of y is its number
+    BLOCK_WIDTH: tl.constexpr,
+):
+    token = tl.program_id(0).to(tl.int64)
+    columns = tl.program_id(1) * BLOCK_WIDTH + tl.arange(0, BLOCK_WIDTH)
+    mask = columns < WIDTH
+    total = tl.zeros([BLOCK_WIDTH], dtype=tl.float32)
+    for slot in tl.static_range(TOP_K):
+        pair = token * TOP_K + slot
+        place = tl.load(places_ptr + pair).to(tl.int64)
+        is_kept = (place >= 0) & (place < num_rows)
+        row = pair if BY_PAIR else place
+        weight = tl.load(weights_ptr + pair)
+        y = tl.load(y_ptr + row * y_row + columns * y_last, mask=mask & is_kept, other=0.0)
+        total = tl.where(is_kept, total + weight * y.to(tl.float32), total)
+    out = total.to(out_ptr.dtype.element_ty)
+    tl.store(out_ptr + token * out_row + columns * out_last, out, mask=mask)

@@ -1,0 +1,113 @@
+"""What only the Triton kernels of mixture of experts do, interpreted on the CPU."""
+
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from importlib.util import find_spec
+from typing import Any, cast  # Any: keywords of calls that are wrong on purpose
+
+import pytest
+import torch
+
+from syncline.model_ops_rocm import NoConfigurationError, select
+from syncline.model_ops_rocm.layouts import Shuffle32x16
+from syncline.model_ops_rocm.testing.cases.moe import experts_call
+from syncline.model_ops_rocm.testing.parity import Arguments, Maker
+from syncline.model_ops_rocm.triton import BACKEND
+
+Ops = Mapping[str, Callable[..., Any]]
+ROWS = ("x_TH", "weights_TK", "ids_TK")
+
+
+@pytest.fixture(scope="module")
+def ops() -> Iterator[Ops]:
+    if os.environ.get("TRITON_INTERPRET") != "1":
+        if find_spec("triton") is None:
+            pytest.skip("Triton is not installed")
+        if "triton" in sys.modules:
+            pytest.skip("Triton was imported to compile: run with TRITON_INTERPRET=1")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TRITON_INTERPRET", "1")
+        yield cast(Ops, BACKEND.load())
+
+
+def call_of(num_tokens: int, num_experts: int = 4, top_k: int = 2) -> Arguments:
+    call = experts_call(Maker(torch.float32), num_tokens, num_experts, top_k, 32, 16)
+    return {name: value for name, value in call.items() if name != "out"}
+
+
+def rows_of(call: Arguments, start: int, stop: int) -> Arguments:
+    return call | {name: cast(torch.Tensor, call[name])[start:stop] for name in ROWS}
+
+
+def test_a_token_has_the_same_bits_in_every_batch_if_that_is_asked_for(ops: Ops) -> None:
+    call = call_of(40) | {"batch_invariant": True}
+    whole = ops["moe_experts"](**call)
+    for start, stop in ((0, 1), (39, 40), (5, 25)):
+        part = ops["moe_experts"](**rows_of(call, start, stop))
+        assert torch.equal(part, whole[start:stop])
+
+
+@pytest.mark.parametrize("arch", ["gfx942", "gfx950"])
+def test_the_configurations_of_another_architecture_answer_alike(ops: Ops, arch: str) -> None:
+    from syncline.model_ops_rocm.triton.launch import LAUNCHER
+
+    for num_tokens in (1, 20):
+        call = call_of(num_tokens)
+        wanted = select("moe_experts", dtype=torch.float32)(**call)  # type: ignore[arg-type]  # keywords of one call
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(LAUNCHER, "interpreted_arch", arch)
+            torch.testing.assert_close(ops["moe_experts"](**call), wanted, rtol=1e-5, atol=1e-5)
+
+
+def test_the_sum_over_a_few_tokens_is_that_of_moe_combine(ops: Ops) -> None:
+    call = call_of(3)
+    alone = []
+    for slot in range(2):
+        ids = cast(torch.Tensor, call["ids_TK"])[:, slot : slot + 1].contiguous()
+        ones = {"weights_TK": torch.ones(3, 1), "ids_TK": ids}
+        alone.append(ops["moe_experts"](**call | ones))
+    places = torch.arange(6, dtype=torch.int32).view(3, 2)
+    y = torch.stack(alone, dim=1).flatten(0, 1)
+    combined = ops["moe_combine"](y, call["weights_TK"], places)
+    assert torch.equal(ops["moe_experts"](**call), combined)
+
+
+def test_a_workspace_for_more_tokens_serves_fewer_and_its_bytes_do_not_matter(ops: Ops) -> None:
+    op = ops["moe_experts"]
+    call = call_of(20)
+    size = cast(Any, op).workspace_bytes(call["w13"], 2, 30, torch.float32)
+    assert size >= cast(Any, op).workspace_bytes(call["w13"], 2, 20, torch.float32)
+    poisoned = torch.full((size,), 255, dtype=torch.uint8)
+    for num_tokens in (1, 20):
+        part = rows_of(call, 0, num_tokens)
+        assert torch.equal(op(**part, workspace=poisoned), op(**part))
+
+
+def test_what_only_this_backend_refuses_is_named(ops: Ops) -> None:
+    op, call = ops["moe_experts"], call_of(3)
+    shuffled = {
+        "layout": Shuffle32x16(),
+        "w2": torch.zeros(4, 32, 32),
+        "w13": torch.zeros(4, 64, 32),
+    }
+    fnuz = {
+        name: torch.zeros(4, 32, size).to(torch.float8_e4m3fnuz)
+        for name, size in (("w13", 32), ("w2", 16))
+    }
+    scales = {"scales": (torch.ones(4, 32, 1), torch.ones(4, 32, 1))}
+    wrong: list[tuple[dict[str, Any], str]] = [
+        (shuffled, r"layout must be row_major or shuffle_16x16, got shuffle_32x16"),
+        ({"workspace": torch.zeros(64, dtype=torch.uint8)}, r"workspace must be contiguous uint8"),
+        (
+            {"workspace": torch.zeros(2**20, dtype=torch.uint8)[1:]},
+            r"workspace must be aligned to 16",
+        ),
+        (fnuz | scales, r"w13 must be float8_e4m3fn on sm_90, got torch.float8_e4m3fnuz"),
+        ({"x_TH": torch.zeros(3, 32, device="meta")}, r"x must be on the current device, cpu"),
+    ]
+    for arguments, message in wrong:
+        with pytest.raises(ValueError, match=f"moe_experts: {message}"):
+            op(**call | arguments)
+    with pytest.raises(NoConfigurationError, match=r"moe_route: .* width 2000"):
+        ops["moe_route"](torch.zeros(1, 2_000), 2)

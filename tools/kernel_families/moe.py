@@ -1,0 +1,112 @@
+"""The launches of mixture of experts: 128 experts, 8 of a token, 2,048 x 768, as Qwen3-30B-A3B."""
+
+from collections.abc import Iterator, Mapping
+from typing import Final
+
+import torch
+
+from kernel_families.base import Arguments, Calls, Rules, empty
+from syncline.model_ops_rocm.contracts.moe import ExpertMap
+from syncline.model_ops_rocm.layouts import RowMajor, Shuffle16x16
+from syncline.model_ops_rocm.triton.configs.base import ANY_WIDTH, ConfigKey
+from syncline.model_ops_rocm.triton.configs.moe import GATE_UP, INVARIANT
+
+_NUM_EXPERTS: Final = 128
+_TOP_K: Final = 8
+_HIDDEN: Final = 2_048
+_INTERMEDIATE: Final = 768
+
+
+def _numbers(dtype: torch.dtype, *shape: int) -> torch.Tensor:
+    return torch.empty(shape, dtype=dtype, device="meta")
+
+
+def _routes(key: ConfigKey, num_tokens: int) -> Iterator[tuple[str, Arguments]]:
+    plain: Arguments = {"logits_TE": empty(key, num_tokens, key.up_to // 2), "top_k": _TOP_K}
+    yield "plain", plain
+    if key.dtype is not torch.bfloat16:
+        return
+    replicas = _numbers(torch.int32, key.up_to // 2, 2)
+    counts = _numbers(torch.int32, key.up_to // 2)
+    positions = _numbers(torch.int64, num_tokens)
+    more = {"expert_map": ExpertMap(replicas, counts), "positions_T": positions}
+    yield "replicas", plain | more
+
+
+def _sorts(key: ConfigKey, num_tokens: int) -> Iterator[tuple[str, Arguments]]:
+    sorted_ids: Arguments = {"ids_TK": empty(key, num_tokens, _TOP_K)}
+    yield "by-expert", sorted_ids | {"num_groups": _NUM_EXPERTS, "block_size": 16}
+    yield "by-rank", sorted_ids | {"num_groups": 8, "group_size": _NUM_EXPERTS // 8}
+
+
+def _permutations(key: ConfigKey, num_tokens: int) -> Iterator[tuple[str, Arguments]]:
+    arguments: Arguments = {
+        "x_TH": empty(key, num_tokens, _HIDDEN),
+        "ids_TK": _numbers(torch.int32, num_tokens, _TOP_K),
+        "pairs_C": _numbers(torch.int32, num_tokens * _TOP_K),
+        "group_size": _NUM_EXPERTS // 8,
+    }
+    yield "plain", arguments
+
+
+def _sums(key: ConfigKey, num_tokens: int) -> Iterator[tuple[str, Arguments]]:
+    arguments: Arguments = {
+        "y_CH": empty(key, num_tokens * _TOP_K, _HIDDEN),
+        "weights_TK": _numbers(torch.float32, num_tokens, _TOP_K),
+        "places_TK": _numbers(torch.int32, num_tokens, _TOP_K),
+    }
+    yield "plain", arguments
+
+
+def _experts(key: ConfigKey, num_tokens: int) -> Iterator[tuple[str, Arguments]]:
+    """A call that compiles uses every row of its dtype: the widest stands for all."""
+    is_invariant = key.kind == f"{GATE_UP}-{INVARIANT}"
+    if key.up_to != ANY_WIDTH or not (is_invariant or key.kind == GATE_UP):
+        return
+    shapes = {
+        "w13": (_NUM_EXPERTS, 2 * _INTERMEDIATE, _HIDDEN),
+        "w2": (_NUM_EXPERTS, _HIDDEN, _INTERMEDIATE),
+    }
+    plain: Arguments = {
+        "x_TH": empty(key, num_tokens, _HIDDEN),
+        **{name: empty(key, *shape) for name, shape in shapes.items()},
+        "weights_TK": _numbers(torch.float32, num_tokens, _TOP_K),
+        "ids_TK": _numbers(torch.int32, num_tokens, _TOP_K),
+        "layout": RowMajor(),
+        "batch_invariant": is_invariant,
+    }
+    yield "row-major", plain
+    if key.dtype is torch.bfloat16 and is_invariant:
+        fp8 = torch.float8_e4m3fnuz if key.arch == "gfx942" else torch.float8_e4m3fn
+        codes = {name: _numbers(fp8, *shape) for name, shape in shapes.items()}
+        rows, columns = 2 * _INTERMEDIATE // 128, _HIDDEN // 128
+        scales = (
+            _numbers(torch.float32, _NUM_EXPERTS, rows, columns),
+            _numbers(torch.float32, _NUM_EXPERTS, columns, _INTERMEDIATE // 128),
+        )
+        yield "fp8", plain | codes | {"scales": scales}
+    if key.dtype is torch.bfloat16 and not is_invariant and key.arch.startswith("gfx"):
+        yield "shuffled", plain | {"layout": Shuffle16x16()}
+
+
+CALLS: Final[Mapping[str, Calls]] = {
+    "moe_route": _routes,
+    "moe_sort": _sorts,
+    "moe_permute": _permutations,
+    "moe_combine": _sums,
+    "moe_experts": _experts,
+}
+# Narrow: a block's pairs, ids and scales, a routing's replicas, results of few rows; sorting moves
+# single numbers only.
+RULES: Final[Mapping[str, Rules]] = {
+    "moe_route": Rules(max_narrow_loads=12, max_narrow_stores=4),
+    "moe_sort": Rules(max_narrow_loads=64, max_narrow_stores=64),
+    "moe_permute": Rules(max_narrow_loads=2, max_narrow_stores=1),
+    "moe_combine": Rules(max_narrow_loads=16),
+    "moe_experts": Rules(
+        max_narrow_loads=40,
+        max_narrow_stores=8,
+        is_matrix=True,
+        without_matrix=frozenset({"direct_gate_up_kernel", "direct_down_kernel"}),
+    ),
+}
