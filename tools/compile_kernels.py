@@ -43,35 +43,47 @@ class Row:
     faults: list[str]
 
 
-def compile_arch(arch: str, only: str | None) -> tuple[list[Row], list[str]]:
-    """Every row of one architecture, and what is wrong beyond a row."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """One family of ops for one architecture: what one process compiles at a time."""
+
+    arch: str
+    family: str
+
+
+def compile_part(part: Part) -> tuple[list[Row], list[str], set[object]]:
+    """Every row of the part, what is wrong beyond a row, and the configurations that it used."""
     from kernel_families import launches_for
 
     from syncline.model_ops_rocm.testing.stand_in import stand_in_driver
     from syncline.model_ops_rocm.triton import BACKEND
-    from syncline.model_ops_rocm.triton.configs import CONFIGS
     from syncline.model_ops_rocm.triton.launch import LAUNCHER
 
     ops = cast(dict[str, Callable[..., object]], BACKEND.load())
     rows: list[Row] = []
-    used = set()
-    with stand_in_driver(arch):
-        for launch in launches_for(arch, only):
+    used: set[object] = set()
+    with stand_in_driver(part.arch):
+        for launch in launches_for(part.arch, part.family):
             with LAUNCHER.compiling() as compiled:
                 ops[launch.key.op](**launch.arguments)
             used |= {one.key for one in compiled}
             for index, one in enumerate(compiled):
                 suffix = f"/{index}" if len(compiled) > 1 else ""
-                rows.append(_row(f"{arch}/{launch.name}{suffix}", one))
-        faults = list(_recompiled(arch, only, ops))
-    unused = {key for key in CONFIGS if key.arch == arch and only is None} - used
-    faults += [f"{arch}: nothing compiles the configuration {key}" for key in unused]
-    return rows, faults
+                rows.append(_row(f"{part.arch}/{launch.name}{suffix}", one))
+        faults = list(_recompiled(part.arch, part.family, ops))
+    return rows, faults, used
 
 
-def _recompiled(
-    arch: str, only: str | None, ops: dict[str, Callable[..., object]]
-) -> Iterator[str]:
+def _unused(used: set[object]) -> Iterator[str]:
+    """Rows of the configuration tables that no launch of any family compiles."""
+    from syncline.model_ops_rocm.triton.configs import CONFIGS
+
+    for key in CONFIGS:
+        if key not in used:
+            yield f"{key.arch}: nothing compiles the configuration {key}"
+
+
+def _recompiled(arch: str, family: str, ops: dict[str, Callable[..., object]]) -> Iterator[str]:
     import torch
     from kernel_families import launches_for
 
@@ -79,7 +91,7 @@ def _recompiled(
     from syncline.model_ops_rocm.triton.launch import LAUNCHER
 
     for num_tokens in OTHER_TOKENS:
-        for launch in launches_for(arch, only, num_tokens):
+        for launch in launches_for(arch, family, num_tokens):
             try:
                 with LAUNCHER.sealed(), LAUNCHER.compiling():
                     ops[launch.key.op](**launch.arguments)
@@ -207,6 +219,13 @@ def document(rows: list[Row], version: str) -> str:
     return "\n".join(lines) + "\n"
 
 
+def known_families() -> tuple[str, ...]:
+    """The modules of `kernel_families`; to ask imports PyTorch."""
+    from kernel_families import FAMILIES
+
+    return tuple(FAMILIES)
+
+
 def _document_differs(text: str, is_update: bool) -> Iterator[str]:
     if is_update:
         DOCUMENT.write_text(text, "utf-8")
@@ -222,6 +241,7 @@ def main() -> int:
     parser.add_argument("--only", metavar="FAMILY", help="one module of tools/kernel_families")
     arguments = parser.parse_args()
     only = arguments.only
+    families = known_families() if only is None else (only,)
     if os.environ.get("TRITON_INTERPRET", "0") not in ("", "0"):
         sys.exit("TRITON_INTERPRET is set: an interpreted kernel has no code to look at")
     import triton
@@ -230,10 +250,13 @@ def main() -> int:
         # What an earlier run left behind would be read instead of compiled.
         os.environ["TRITON_CACHE_DIR"] = cache
         with ProcessPoolExecutor(2, mp_context=get_context("spawn")) as pool:
-            done = list(pool.map(compile_arch, ARCHS, [only] * len(ARCHS)))
-    rows = [row for found, _ in done for row in found]
+            parts = [Part(arch=arch, family=family) for arch in ARCHS for family in families]
+            done = list(pool.map(compile_part, parts))
+    rows = [row for found, _, _ in done for row in found]
     faults = [fault for row in rows for fault in row.faults]
-    faults += [fault for _, found in done for fault in found]
+    faults += [fault for _, found, _ in done for fault in found]
+    if only is None:
+        faults += _unused({key for _, _, used in done for key in used})
     if arguments.update:
         _write_expected(rows, only)
     else:

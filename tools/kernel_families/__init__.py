@@ -20,14 +20,13 @@ FAMILIES: Final[Mapping[str, ModuleType]] = {
 }
 
 
-def launches_for(arch: str, only: str | None = None, num_tokens: int = 64) -> list[Launch]:
-    """At least one for each row of the tables of `arch`, of each family or of `only` that one."""
-    chosen = {only: FAMILIES[only]} if only is not None else FAMILIES
-    calls = {op: call for family in chosen.values() for op, call in family.CALLS.items()}
+def launches_for(arch: str, family: str, num_tokens: int = 64) -> list[Launch]:
+    """At least one for each row of the tables that belongs to the family and `arch`."""
+    calls = FAMILIES[family].CALLS
     return [
         Launch(key=key, variant=variant, arguments=arguments)
         for key in CONFIGS
-        if key.arch == arch and (key.op in calls or only is None)
+        if key.arch == arch and key.op in calls
         for variant, arguments in calls[key.op](key, num_tokens)
     ]
 
