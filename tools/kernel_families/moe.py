@@ -5,11 +5,11 @@ from typing import Final
 
 import torch
 
-from kernel_families.base import Arguments, Calls, Rules, empty
+from kernel_families.base import Arguments, Calls, Rules, empty, operands_of_dtype
 from syncline.model_ops_rocm.contracts.moe import ExpertMap
 from syncline.model_ops_rocm.layouts import RowMajor, Shuffle16x16
 from syncline.model_ops_rocm.triton.configs.base import ANY_WIDTH, ConfigKey
-from syncline.model_ops_rocm.triton.configs.moe import GATE_UP, INVARIANT
+from syncline.model_ops_rocm.triton.configs.moe import FP8_ROWS, GATE_UP, INVARIANT
 
 _NUM_EXPERTS: Final = 128
 _TOP_K: Final = 8
@@ -34,6 +34,8 @@ def _routes(key: ConfigKey, num_tokens: int) -> Iterator[tuple[str, Arguments]]:
 
 
 def _sorts(key: ConfigKey, num_tokens: int) -> Iterator[tuple[str, Arguments]]:
+    if key.kind != "":
+        return  # A call that compiles uses both rows.
     sorted_ids: Arguments = {"ids_TK": empty(key, num_tokens, _TOP_K)}
     yield "by-expert", sorted_ids | {"num_groups": _NUM_EXPERTS, "block_size": 16}
     yield "by-rank", sorted_ids | {"num_groups": 8, "group_size": _NUM_EXPERTS // 8}
@@ -67,26 +69,31 @@ def _experts(key: ConfigKey, num_tokens: int) -> Iterator[tuple[str, Arguments]]
         "w13": (_NUM_EXPERTS, 2 * _INTERMEDIATE, _HIDDEN),
         "w2": (_NUM_EXPERTS, _HIDDEN, _INTERMEDIATE),
     }
+    is_fp8 = key.dtype is FP8_ROWS
+    x = _numbers(torch.bfloat16 if is_fp8 else key.dtype, num_tokens, _HIDDEN)
+    of_arch = torch.float8_e4m3fnuz if key.arch == "gfx942" else torch.float8_e4m3fn
+    stored = of_arch if is_fp8 else key.dtype
     plain: Arguments = {
-        "x_TH": empty(key, num_tokens, _HIDDEN),
-        **{name: empty(key, *shape) for name, shape in shapes.items()},
+        "x_TH": x,
+        **{name: _numbers(stored, *shape) for name, shape in shapes.items()},
         "weights_TK": _numbers(torch.float32, num_tokens, _TOP_K),
         "ids_TK": _numbers(torch.int32, num_tokens, _TOP_K),
         "layout": RowMajor(),
         "batch_invariant": is_invariant,
     }
+    if is_fp8:
+        blocks = [[size // 128 for size in shape[1:]] for shape in shapes.values()]
+        scales = tuple(_numbers(torch.float32, _NUM_EXPERTS, *one) for one in blocks)
+        yield "per-block", plain | {"scales": scales}
+        return
     yield "row-major", plain
-    if key.dtype is torch.bfloat16 and is_invariant:
-        fp8 = torch.float8_e4m3fnuz if key.arch == "gfx942" else torch.float8_e4m3fn
-        codes = {name: _numbers(fp8, *shape) for name, shape in shapes.items()}
-        rows, columns = 2 * _INTERMEDIATE // 128, _HIDDEN // 128
-        scales = (
-            _numbers(torch.float32, _NUM_EXPERTS, rows, columns),
-            _numbers(torch.float32, _NUM_EXPERTS, columns, _INTERMEDIATE // 128),
-        )
-        yield "fp8", plain | codes | {"scales": scales}
     if key.dtype is torch.bfloat16 and not is_invariant and key.arch.startswith("gfx"):
         yield "shuffled", plain | {"layout": Shuffle16x16()}
+
+
+def _operands(key: ConfigKey) -> tuple[str, ...]:
+    """Codes become x's dtype first."""
+    return operands_of_dtype(key._replace(dtype=torch.bfloat16) if key.dtype is FP8_ROWS else key)
 
 
 CALLS: Final[Mapping[str, Calls]] = {
@@ -107,6 +114,7 @@ RULES: Final[Mapping[str, Rules]] = {
         max_narrow_loads=40,
         max_narrow_stores=8,
         is_matrix=True,
+        operands=_operands,
         without_matrix=frozenset({"direct_gate_up_kernel", "direct_down_kernel"}),
     ),
 }

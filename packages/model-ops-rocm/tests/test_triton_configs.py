@@ -24,6 +24,8 @@ ROWS_OF = {
     # Ids are all that is looked at.
     "advance": (torch.int32,),
     "moe_sort": (torch.int32,),
+    # Weights in fp8 have their own.
+    "moe_experts": (*DTYPES, torch.float8_e4m3fn),
     "verify_drafts": (torch.int32, *DTYPES),
     # Sources of float16 have the rows of bfloat16; "encode" copies codes as well.
     "encode": (torch.bfloat16, torch.float32, torch.uint8),

@@ -9,7 +9,13 @@ from typing import Any, cast  # Any: keywords of calls that are wrong on purpose
 import pytest
 import torch
 
-from syncline.model_ops_rocm import NoConfigurationError, select
+from syncline.model_ops_rocm import (
+    LayoutError,
+    NoConfigurationError,
+    RowMajor,
+    Shuffle16x16,
+    select,
+)
 from syncline.model_ops_rocm.layouts import Shuffle32x16
 from syncline.model_ops_rocm.testing.cases.moe import experts_call
 from syncline.model_ops_rocm.testing.parity import Arguments, Maker
@@ -86,6 +92,7 @@ def test_a_workspace_for_more_tokens_serves_fewer_and_its_bytes_do_not_matter(op
 
 def test_what_only_this_backend_refuses_is_named(ops: Ops) -> None:
     op, call = ops["moe_experts"], call_of(3)
+    assert cast(Any, op).layouts == (RowMajor(), Shuffle16x16())
     shuffled = {
         "layout": Shuffle32x16(),
         "w2": torch.zeros(4, 32, 32),
@@ -97,7 +104,6 @@ def test_what_only_this_backend_refuses_is_named(ops: Ops) -> None:
     }
     scales = {"scales": (torch.ones(4, 32, 1), torch.ones(4, 32, 1))}
     wrong: list[tuple[dict[str, Any], str]] = [
-        (shuffled, r"layout must be row_major or shuffle_16x16, got shuffle_32x16"),
         ({"workspace": torch.zeros(64, dtype=torch.uint8)}, r"workspace must be contiguous uint8"),
         (
             {"workspace": torch.zeros(2**20, dtype=torch.uint8)[1:]},
@@ -109,5 +115,7 @@ def test_what_only_this_backend_refuses_is_named(ops: Ops) -> None:
     for arguments, message in wrong:
         with pytest.raises(ValueError, match=f"moe_experts: {message}"):
             op(**call | arguments)
+    with pytest.raises(LayoutError, match=r"moe_experts .*shuffle_32x16|shuffle_32x16"):
+        op(**call | shuffled)
     with pytest.raises(NoConfigurationError, match=r"moe_route: .* width 2000"):
         ops["moe_route"](torch.zeros(1, 2_000), 2)

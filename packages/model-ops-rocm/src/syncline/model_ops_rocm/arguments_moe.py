@@ -18,7 +18,7 @@ from syncline.model_ops_rocm.checks import (
     require_shape,
 )
 from syncline.model_ops_rocm.contracts.moe import ExpertMap, SortedPairs, sorted_capacity
-from syncline.model_ops_rocm.layouts import WeightLayout
+from syncline.model_ops_rocm.layouts import RowMajor, Shuffle16x16, WeightLayout
 
 MOE_ROUTE = "moe_route"
 MOE_SORT = "moe_sort"
@@ -27,6 +27,8 @@ MOE_COMBINE = "moe_combine"
 MOE_EXPERTS = "moe_experts"
 FP8_DTYPES: Final = (torch.float8_e4m3fn, torch.float8_e4m3fnuz)
 SCALE_BLOCK: Final = 128
+# What the torch and the Triton backend read of experts, the preferred one first.
+LAYOUTS: Final[tuple[WeightLayout, ...]] = (RowMajor(), Shuffle16x16())
 
 
 class ExpertShapes(NamedTuple):

@@ -5,6 +5,7 @@ A *pair* is one expert of one token; pair p is slot p % k of token p // k. An ex
 place in the stacked weights at hand, its *id*; the id -1 says that the pair is not computed here.
 """
 
+from collections.abc import Sequence as SequenceABC
 from typing import NamedTuple, Protocol
 
 import torch
@@ -139,6 +140,11 @@ class MoeCombine(Protocol):
 
 class MoeExperts(Protocol):
     """What a layer's experts make of a step's tokens: gate and up, SwiGLU, down, weighted sum."""
+
+    @property
+    def layouts(self) -> SequenceABC[WeightLayout]:
+        """What `layout` may be, the preferred one first; see `Linear`."""
+        ...
 
     def workspace_bytes(
         self, w13: torch.Tensor, top_k: int, max_tokens: int, dtype: torch.dtype

@@ -4,12 +4,13 @@ Knows a layout's inverse, no kernel's tile: the slices of w13 and w2 are decoded
 because the reference must read the bytes that are stored.
 """
 
-from typing import Final
+from collections.abc import Sequence as SequenceABC
 
 import torch
 import torch.nn.functional as nn_functional
 
 from syncline.model_ops_rocm.arguments_moe import (
+    LAYOUTS,
     MOE_EXPERTS,
     SCALE_BLOCK,
     check_moe_experts,
@@ -18,15 +19,17 @@ from syncline.model_ops_rocm.arguments_moe import (
 from syncline.model_ops_rocm.layouts import WeightLayout
 from syncline.model_ops_rocm.reference.activation import silu_and_mul
 from syncline.model_ops_rocm.reference.moe_routing import moe_combine, require_ids
-
-# Rows of every product if what else is in the step must not change a bit.
-TILE_ROWS: Final = 16
+from syncline.model_ops_rocm.reference.tiles import linear_in_tiles
 
 
 class TorchMoeExperts:
     """See `contracts.MoeExperts`; needs no workspace."""
 
     __slots__ = ()
+
+    @property
+    def layouts(self) -> SequenceABC[WeightLayout]:
+        return LAYOUTS
 
     def workspace_bytes(
         self, w13: torch.Tensor, top_k: int, max_tokens: int, dtype: torch.dtype
@@ -86,6 +89,4 @@ def _project(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
 
 
 def _project_in_tiles(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    padded = nn_functional.pad(x, (0, 0, 0, -x.shape[0] % TILE_ROWS))
-    tiles = [_project(tile, weight) for tile in torch.split(padded, TILE_ROWS)]
-    return torch.cat(tiles)[: x.shape[0]]
+    return linear_in_tiles(x.float(), weight).to(x.dtype)

@@ -24,6 +24,14 @@ GATE_UP: Final = "gate_up"
 DOWN: Final = "down"
 DIRECT: Final = "direct"
 INVARIANT: Final = "invariant"
+MANY_PAIRS: Final = "many"  # of sorting
+# Rows of weights in fp8, of either kind, under an x of 2 bytes.
+FP8_ROWS: Final = torch.float8_e4m3fn
+
+
+def kind_of_sort(num_pairs: int) -> str:
+    """Which row sorts so many pairs: more at a time where there are many."""
+    return MANY_PAIRS if num_pairs > 4_096 else ""
 
 
 def _blocks(
@@ -62,17 +70,17 @@ _SM_90: Final[_Projections] = {
     GATE_UP: {
         4: _blocks(16, 32, 128),
         16: _blocks(32, 64, 128),
-        64: _blocks(64, 64, 64, num_stages=4),
-        ANY_WIDTH: _blocks(128, 64, 64, num_stages=3, num_warps=8, group=8),
+        64: _blocks(64, 64, 64),
+        ANY_WIDTH: _blocks(128, 128, 64, num_stages=4, num_warps=8),
     },
     DOWN: {
         4: _blocks(16, 64, 128),
         16: _blocks(32, 128, 64),
-        64: _blocks(64, 128, 64, num_stages=4),
-        ANY_WIDTH: _blocks(128, 128, 64, num_stages=3, num_warps=8, group=8),
+        64: _blocks(64, 128, 64),
+        ANY_WIDTH: _blocks(128, 256, 64, num_stages=4, num_warps=8, group=8),
     },
-    f"{GATE_UP}-{INVARIANT}": {ANY_WIDTH: _blocks(64, 64, 64, num_stages=4)},
-    f"{DOWN}-{INVARIANT}": {ANY_WIDTH: _blocks(64, 128, 64, num_stages=4)},
+    f"{GATE_UP}-{INVARIANT}": {ANY_WIDTH: _blocks(64, 64, 64)},
+    f"{DOWN}-{INVARIANT}": {ANY_WIDTH: _blocks(64, 128, 64)},
     f"{GATE_UP}-{DIRECT}": {
         8: _vectors(8, 256, num_warps=4, num_stages=3),
         ANY_WIDTH: _vectors(8, 256, num_warps=2, num_stages=3),
@@ -81,6 +89,20 @@ _SM_90: Final[_Projections] = {
         8: _vectors(8, 128, num_warps=8, overlaps=True),
         ANY_WIDTH: _vectors(8, 64, num_warps=8, overlaps=True),
     },
+}
+_SM_90_FP8: Final[_Projections] = {
+    GATE_UP: {
+        4: _blocks(16, 32, 128),
+        ANY_WIDTH: _blocks(32, 64, 128),
+    },
+    DOWN: {
+        4: _blocks(16, 64, 128),
+        ANY_WIDTH: _blocks(32, 128, 128),
+    },
+    f"{GATE_UP}-{INVARIANT}": {ANY_WIDTH: _blocks(64, 64, 64)},
+    f"{DOWN}-{INVARIANT}": {ANY_WIDTH: _blocks(64, 128, 64)},
+    f"{GATE_UP}-{DIRECT}": {ANY_WIDTH: _vectors(16, 128, num_warps=4)},
+    f"{DOWN}-{DIRECT}": {ANY_WIDTH: _vectors(8, 128, num_warps=8, overlaps=True)},
 }
 _AMD: Final[_Projections] = {
     GATE_UP: {
@@ -96,6 +118,14 @@ _AMD: Final[_Projections] = {
     f"{GATE_UP}-{DIRECT}": {ANY_WIDTH: _vectors(16, 512, num_warps=4)},
     f"{DOWN}-{DIRECT}": {ANY_WIDTH: _vectors(8, 128, num_warps=4)},
 }
+_AMD_FP8: Final[_Projections] = {
+    GATE_UP: {ANY_WIDTH: _blocks(16, 64, 128, num_stages=2)},
+    DOWN: {ANY_WIDTH: _blocks(16, 64, 128, num_stages=2)},
+    f"{GATE_UP}-{INVARIANT}": {ANY_WIDTH: _blocks(32, 64, 64, num_stages=2)},
+    f"{DOWN}-{INVARIANT}": {ANY_WIDTH: _blocks(32, 64, 64, num_stages=2)},
+    f"{GATE_UP}-{DIRECT}": {ANY_WIDTH: _vectors(16, 128, num_warps=4)},
+    f"{DOWN}-{DIRECT}": {ANY_WIDTH: _vectors(8, 128, num_warps=4)},
+}
 
 
 def _float32(kind: str) -> LaunchConfig:
@@ -108,9 +138,14 @@ def _float32(kind: str) -> LaunchConfig:
 
 def table() -> Iterator[Row]:
     """Every row."""
-    for arch, projections in (("gfx942", _AMD), ("gfx950", _AMD), ("sm_90", _SM_90)):
-        config = LaunchConfig(num_warps=4, constants={"BLOCK_PAIRS": 1_024})
-        yield ConfigKey("moe_sort", arch, torch.int32, MAX_EXPERTS), config
+    for arch, projections, of_fp8 in (
+        ("gfx942", _AMD, _AMD_FP8),
+        ("gfx950", _AMD, _AMD_FP8),
+        ("sm_90", _SM_90, _SM_90_FP8),
+    ):
+        for kind, num_warps, pairs in (("", 4, 1_024), (MANY_PAIRS, 16, 4_096)):
+            config = LaunchConfig(num_warps=num_warps, constants={"BLOCK_PAIRS": pairs})
+            yield ConfigKey("moe_sort", arch, torch.int32, MAX_EXPERTS, kind), config
         for dtype in (*HALF_DTYPES, torch.float32):
             yield from _routing(arch, dtype)
         for kind, buckets in projections.items():
@@ -118,3 +153,6 @@ def table() -> Iterator[Row]:
                 for up_to, config in buckets.items():
                     yield ConfigKey("moe_experts", arch, dtype, up_to, kind), config
             yield ConfigKey("moe_experts", arch, torch.float32, ANY_WIDTH, kind), _float32(kind)
+        for kind, buckets in of_fp8.items():
+            for up_to, config in buckets.items():
+                yield ConfigKey("moe_experts", arch, FP8_ROWS, up_to, kind), config

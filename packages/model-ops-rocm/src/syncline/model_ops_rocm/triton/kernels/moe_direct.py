@@ -12,7 +12,7 @@ from syncline.model_ops_rocm.triton.kernels.moe_experts import scale_at, weight_
 
 
 @triton.jit
-def direct_gate_up_kernel(  # noqa: PLR0915 - a kernel is one body
+def direct_gate_up_kernel(
     x_ptr,
     weight_ptr,  # [E, 2I, H]
     scale_ptr,
@@ -26,15 +26,11 @@ def direct_gate_up_kernel(  # noqa: PLR0915 - a kernel is one body
     TOP_K: tl.constexpr,
     CHUNK: tl.constexpr,
     SCALE: tl.constexpr,
-    WAITS: tl.constexpr,  # NVIDIA: was started before the kernel before it ended
     OVERLAPS: tl.constexpr,  # NVIDIA: the next kernel may start, and wait for this one's results
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
     STAGES: tl.constexpr,
 ):
-    if WAITS:
-        # Before anything else: the kernel before may write x and ids, or read the workspace.
-        tl.extra.cuda.gdc_wait()
     if OVERLAPS:
         tl.extra.cuda.gdc_launch_dependents()
     pair = tl.program_id(1).to(tl.int64)

@@ -5,11 +5,14 @@ are sorted into blocks, so that an expert's weights are read once for all of its
 """
 
 from collections.abc import Iterator
+from collections.abc import Sequence as SequenceABC
 from typing import Final, NamedTuple
 
 import torch
 
+from syncline.model_ops_rocm.arguments_linear import require_layout
 from syncline.model_ops_rocm.arguments_moe import (
+    LAYOUTS,
     MOE_EXPERTS,
     SCALE_BLOCK,
     ExpertShapes,
@@ -18,12 +21,13 @@ from syncline.model_ops_rocm.arguments_moe import (
 )
 from syncline.model_ops_rocm.checks import refuse, require_workspace
 from syncline.model_ops_rocm.contracts.moe import SortedPairs, sorted_capacity
-from syncline.model_ops_rocm.layouts import RowMajor, Shuffle16x16, WeightLayout
+from syncline.model_ops_rocm.layouts import Shuffle16x16, WeightLayout
 from syncline.model_ops_rocm.triton.configs import CONFIGS
-from syncline.model_ops_rocm.triton.configs.base import ConfigKey
+from syncline.model_ops_rocm.triton.configs.base import HALF_DTYPES, ConfigKey
 from syncline.model_ops_rocm.triton.configs.moe import (
     DIRECT,
     DOWN,
+    FP8_ROWS,
     GATE_UP,
     INVARIANT,
     MAX_BLOCK_PAIRS,
@@ -82,6 +86,10 @@ class TritonMoeExperts:
 
     __slots__ = ()
 
+    @property
+    def layouts(self) -> SequenceABC[WeightLayout]:
+        return LAYOUTS
+
     def workspace_bytes(
         self, w13: torch.Tensor, top_k: int, max_tokens: int, dtype: torch.dtype
     ) -> int:
@@ -126,7 +134,8 @@ class TritonMoeExperts:
         if shapes.num_pairs == 0 or w13.numel() == 0:
             return out.zero_()
         call = _Call(x_TH, w13, w2, routing, scales, out, shapes, workspace, chunk)
-        for path in _paths(x_TH.dtype, shapes, batch_invariant=batch_invariant):
+        rows = FP8_ROWS if scales is not None and x_TH.dtype in HALF_DTYPES else x_TH.dtype
+        for path in _paths(rows, shapes, batch_invariant=batch_invariant):
             (_run_direct if path.is_direct else _run_sorted)(call, path)
         return out
 
@@ -138,12 +147,8 @@ def _chunk(layout: WeightLayout, w13: torch.Tensor) -> int:
     """Elements of 16 bytes in the shuffle, or 0 for row-major."""
     if w13[:1].numel() >= 2**31:
         refuse(MOE_EXPERTS, "w13", "have fewer than 2^31 elements of an expert", list(w13.shape))
-    if layout == RowMajor():
-        return 0
-    if layout == Shuffle16x16():
-        return _CHUNK_BYTES // w13.element_size()
-    accepted = f"be {RowMajor().describe()} or {Shuffle16x16().describe()}"
-    refuse(MOE_EXPERTS, "layout", accepted, layout.describe())
+    require_layout(MOE_EXPERTS, layout, LAYOUTS)
+    return _CHUNK_BYTES // w13.element_size() if layout == Shuffle16x16() else 0
 
 
 def _refuse_fnuz(dtype: torch.dtype) -> None:
@@ -233,7 +238,6 @@ def _run_direct(call: _Call, path: _Path) -> None:
             **constants,
             **_tile(path.gate_up, constants),
             "STAGES": path.gate_up[1].num_stages,
-            "WAITS": _overlaps(path.gate_up),
         },
     )
     LAUNCHER.launch(

@@ -13,6 +13,7 @@ from syncline.model_ops_rocm.arguments_moe import (
     check_moe_sort,
 )
 from syncline.model_ops_rocm.contracts.moe import ExpertMap, SortedPairs
+from syncline.model_ops_rocm.triton.configs.moe import MANY_PAIRS, kind_of_sort
 from syncline.model_ops_rocm.triton.geometry import power_of_two
 from syncline.model_ops_rocm.triton.kernels.moe_routing import (
     combine_kernel,
@@ -101,19 +102,21 @@ def launch_sort(
 ) -> None:
     """No places are written if `out.places` is `ids_TK`, which is only read."""
     has_places = out.places is not ids_TK
-    num_groups = out.counts.shape[0]
-    LAUNCHER.launch(
-        sort_kernel,
-        (num_groups,),
-        LAUNCHER.config(MOE_SORT, torch.int32, num_groups),
-        (ids_TK, *out, ids_TK.numel(), out.pairs.shape[0], num_groups),
-        {
-            "GROUP_SIZE": group_size,
-            "BLOCK_SIZE": block_size,
-            "HAS_PLACES": has_places,
-            "BLOCK_GROUPS": power_of_two(num_groups),
-        },
-    )
+    num_groups, num_pairs = out.counts.shape[0], ids_TK.numel()
+    kinds = ("", MANY_PAIRS) if LAUNCHER.is_compiling else (kind_of_sort(num_pairs),)
+    for kind in kinds:
+        LAUNCHER.launch(
+            sort_kernel,
+            (num_groups,),
+            LAUNCHER.config(MOE_SORT, torch.int32, num_groups, kind),
+            (ids_TK, *out, num_pairs, out.pairs.shape[0], num_groups),
+            {
+                "GROUP_SIZE": group_size,
+                "BLOCK_SIZE": block_size,
+                "HAS_PLACES": has_places,
+                "BLOCK_GROUPS": power_of_two(num_groups),
+            },
+        )
 
 
 def moe_permute(
