@@ -50,6 +50,16 @@ def test_the_listing_agrees_with_select_line_by_line() -> None:
     assert all(line.why_not is not None for line in lines if line.backend == "aiter")
 
 
+def test_the_listing_says_what_is_offered_somewhere_and_what_nowhere() -> None:
+    for line in available(op="rms_norm", backend="triton"):
+        assert line.is_offered == (line.arch != "cpu")
+    # Without AITER, and with it, the reason is that there is nothing to install for it.
+    for line in available(op="gather_rows", backend="aiter"):
+        assert not line.is_offered
+        assert line.why_not == "AITER has no function for it that is on record"
+    assert all(line.is_offered for line in available(backend="torch"))
+
+
 def test_the_listing_can_be_narrowed() -> None:
     (line,) = available(op="linear", backend="torch", arch="gfx950", dtype=torch.bfloat16)
     assert (line.op, line.backend, line.arch, line.dtype, line.why_not) == (

@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 import typer
 from typer.testing import CliRunner
 
@@ -17,6 +18,7 @@ from syncline.engine.cli.app import app
 from syncline.engine.cli.exits import clean_exit
 from syncline.engine.errors import CheckpointError, EngineConfigError
 from syncline.engine.testing.checkpoints import NUM_TOKEN_IDS
+from syncline.model_ops_rocm import available
 
 runner = CliRunner()
 
@@ -24,7 +26,7 @@ runner = CliRunner()
 def test_help_names_every_command() -> None:
     result = runner.invoke(app, ["--help"])
     assert result.exit_code == 0
-    for command in ("generate", "demo", "probe", "info"):
+    for command in ("generate", "demo", "probe", "info", "ops"):
         assert command in result.stdout
 
 
@@ -52,6 +54,7 @@ def test_generate_prints_the_completion(tiny_model: str) -> None:
         (["generate", "abc", "--model", "/nowhere"], 1, "/nowhere"),
         (["info", "--model", "/nowhere"], 1, "/nowhere"),
         (["generate", "abc", "--temperature", "-1"], 2, "temperature"),
+        (["ops", "--backend", "cuda"], 2, "backend must be one of torch, triton, aiter"),
         (["generate", "abc"], 2, "'abc' cannot be turned into token ids"),
         (["probe", "count", "--requests", "0"], 2, "requests"),
         (["probe", "count", "--max-num-batched-tokens", "7"], 2, "max_num_batched_tokens"),
@@ -83,6 +86,44 @@ def test_info_describes_the_checkpoint(tiny_model: str) -> None:
     plain = runner.invoke(app, ["info"])
     assert plain.exit_code == 0
     assert "backends" in plain.stdout
+
+
+def test_ops_has_one_line_per_op_and_backend_and_a_reason_for_what_is_absent() -> None:
+    lines = available()
+    result = runner.invoke(app, ["ops"])
+    assert result.exit_code == 0, result.output
+    head, *rows = result.stdout.partition("\n\n")[0].splitlines()
+    assert " ".join(head.split()) == "op backend there is runs here on not on, and why"
+    told = [tuple(row.split()[:2]) for row in rows]
+    assert told == list(dict.fromkeys((line.op, line.backend) for line in lines))
+    reasons = result.stdout.partition("\n\n")[2].splitlines()
+    assert [reason.partition(" ")[0] for reason in reasons] == [
+        f"[{number}]" for number in range(1, len(reasons) + 1)
+    ]
+    (of_torch,) = (row for row in rows if row.split()[:2] == ["rms_norm", "torch"])
+    assert "cpu gfx942 gfx950 sm_90 (float32 bfloat16 float16)  cpu gfx942 gfx950 sm_90" in of_torch
+    assert "[" not in of_torch
+    (of_triton,) = (row for row in rows if row.split()[:2] == ["rms_norm", "triton"])
+    assert "  gfx942 gfx950 sm_90 (float32 bfloat16 float16)  " in of_triton
+    number = of_triton.partition("cpu [")[2].partition("]")[0]
+    assert f"[{number}] it runs on gfx942, gfx950, sm_90, not on cpu" in reasons
+
+
+def test_ops_as_json_is_the_registry_line_by_line() -> None:
+    result = runner.invoke(app, ["ops", "--op", "rms_norm", "--backend", "aiter", "--json"])
+    assert result.exit_code == 0, result.output
+    lines = available(op="rms_norm", backend="aiter")
+    assert json.loads(result.stdout) == [
+        {
+            "op": "rms_norm",
+            "backend": "aiter",
+            "arch": line.arch,
+            "dtype": str(line.dtype).removeprefix("torch."),
+            "is_offered": line.arch in ("gfx942", "gfx950") and line.dtype != torch.float32,
+            "why_not": line.why_not,
+        }
+        for line in lines
+    ]
 
 
 def test_a_model_that_cannot_count_fails_the_probe(tiny_model: str) -> None:

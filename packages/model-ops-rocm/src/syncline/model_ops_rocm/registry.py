@@ -80,12 +80,17 @@ LOADED: Final[dict[str, Mapping[str, object]]] = {}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Availability:
-    """One line of `available()`; `why_not` is None if `select` would find an implementation."""
+    """One line of `available()`.
+
+    is_offered   whether the backend has it, on whatever machine
+    why_not      None if `select` would find an implementation here and now
+    """
 
     op: str
     backend: str
     arch: str
     dtype: torch.dtype
+    is_offered: bool
     why_not: str | None
 
 
@@ -263,6 +268,7 @@ def available(
             backend=one_backend,
             arch=one_arch,
             dtype=one_dtype,
+            is_offered=_is_offered(one_op, one_backend, one_arch, one_dtype),
             why_not=_why_not(one_op, one_backend, one_arch, one_dtype),
         )
         for one_op in (OPS if op is None else (op,))
@@ -272,15 +278,24 @@ def available(
     )
 
 
+def _is_offered(op: str, backend: str, arch: str, dtype: torch.dtype) -> bool:
+    return any(entry.fits(op, arch, dtype) for entry in BACKENDS[backend].entries)
+
+
 def _why_not(op: str, backend: str, arch: str, dtype: torch.dtype) -> str | None:
-    why = BACKENDS[backend].why_not(arch)
+    """The reason that no machine can change comes first."""
+    chosen = BACKENDS[backend]
+    of_op = [entry for entry in chosen.entries if entry.op == op]
+    if not of_op:
+        return chosen.absent.get(op, "it does not have the op in this version")
+    why = chosen.why_not(arch)
     if why is not None:
         return why
-    if any(entry.fits(op, arch, dtype) for entry in BACKENDS[backend].entries):
+    if _is_offered(op, backend, arch, dtype):
         found = LOADED.get(backend, {}).get(op)
         return found.why if isinstance(found, Missing) else None
-    none = f"it has no {op} for {arch} and {dtype} in this version"
-    return BACKENDS[backend].absent.get(op, none)
+    where = arch if all(arch not in entry.archs for entry in of_op) else f"{arch} and {dtype}"
+    return f"it has no {op} for {where} in this version"
 
 
 def _existing(op: str) -> list[str]:

@@ -7,6 +7,7 @@ import typer
 from syncline.engine.cli.exits import clean_exit
 from syncline.engine.cli.generate import run_generate
 from syncline.engine.cli.info import run_info
+from syncline.engine.cli.ops import run_ops
 from syncline.engine.cli.probe import run_probe_command
 from syncline.engine.probes.count import CountProbe
 from syncline.engine.sampling_params import SamplingParams
@@ -121,3 +122,14 @@ def info(
     """Versions, backends and why some are absent, shipped checkpoints; a checkpoint's facts."""
     with clean_exit():
         run_info(model, as_json=json_output)
+
+
+@app.command()
+def ops(
+    op: Annotated[str | None, typer.Option(help="This op alone.")] = None,
+    backend: Annotated[str | None, typer.Option(help="This backend alone.")] = None,
+    json_output: JsonOption = False,
+) -> None:
+    """Every op by backend: architectures and dtypes, and why what is absent is absent."""
+    with clean_exit():
+        run_ops(op, backend, as_json=json_output)
