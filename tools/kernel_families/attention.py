@@ -5,7 +5,7 @@ from typing import Final
 
 import torch
 
-from kernel_families.base import Arguments, Calls, Rules, empty, pools
+from kernel_families.base import Arguments, Calls, Rules, empty, operands_of_dtype, pools
 from syncline.model_ops_rocm import AttentionMetadata
 from syncline.model_ops_rocm.kv import KVLayout, KVOrder, KVScale
 from syncline.model_ops_rocm.triton.configs.base import ConfigKey
@@ -20,7 +20,7 @@ def _numbers(*shape: int) -> torch.Tensor:
 
 
 def _metadata(key: ConfigKey, num_tokens: int) -> AttentionMetadata:
-    is_decode = key.kind == "decode"
+    is_decode = key.kind.startswith("decode")
     num_rows = num_tokens if is_decode else 2
     return AttentionMetadata(
         query_start_loc=_numbers(num_rows + 1),
@@ -47,9 +47,9 @@ def _attention(key: ConfigKey, num_tokens: int) -> Iterator[tuple[str, Arguments
             "out": empty(key, num_tokens, _NUM_HEADS, head_dim),
             "batch_invariant": key.kind == "invariant",
         }
+        if key.kind.endswith("_fp8"):
+            arguments |= _in_codes(key.arch, pool.shape)
         yield variant, arguments
-        if variant == "under-2-GiB" and head_dim == 128 and key.dtype == torch.bfloat16:
-            yield "fp8", arguments | _in_codes(key.arch, pool.shape)
 
 
 def _in_codes(arch: str, shape: torch.Size) -> Arguments:
@@ -69,9 +69,15 @@ def _merges(key: ConfigKey, num_tokens: int) -> Iterator[tuple[str, Arguments]]:
     yield "two", {"parts_PTNH": empty(key, *shape), "lse_PTN": lse}
 
 
+def _operands(key: ConfigKey) -> tuple[str, ...]:
+    return ("f16 f16",) if key.kind.endswith("_fp8") else operands_of_dtype(key)
+
+
 CALLS: Final[Mapping[str, Calls]] = {"paged_attention": _attention, "merge_states": _merges}
-# Narrow: lengths, block ids and logarithms.
+# Narrow: lengths, block ids and logarithms; values in fp8, which sm_90 copies 8 bytes at a time.
 RULES: Final[Mapping[str, Rules]] = {
-    "paged_attention": Rules(max_narrow_loads=16, max_narrow_stores=16, is_matrix=True),
+    "paged_attention": Rules(
+        max_narrow_loads=44, max_narrow_stores=16, is_matrix=True, operands=_operands
+    ),
     "merge_states": Rules(max_narrow_loads=40, max_narrow_stores=1),
 }

@@ -10,7 +10,7 @@ from typing import Final
 
 import torch
 
-from syncline.model_ops_rocm.arguments import KV_WRITE, check_caches
+from syncline.model_ops_rocm.arguments import KV_COPY, KV_WRITE, check_caches
 from syncline.model_ops_rocm.checks import (
     FLOAT_DTYPES,
     refuse,
@@ -134,6 +134,19 @@ def check_paged_attention(
     _check_options(num_tokens, num_heads, options)
 
 
+def check_copied(k_cache: torch.Tensor, v_cache: torch.Tensor) -> None:
+    """Two contiguous tensors that count blocks first and have as many elements in each."""
+    require_dtype(KV_COPY, "v_cache", v_cache, k_cache.dtype)
+    for name, cache in (("k_cache", k_cache), ("v_cache", v_cache)):
+        if cache.ndim < 2:
+            refuse(KV_COPY, name, "have a dimension of blocks and others", list(cache.shape))
+        require_contiguous(KV_COPY, name, cache)
+    sizes = [(cache.shape[0], cache[:1].numel()) for cache in (k_cache, v_cache)]
+    if sizes[0] != sizes[1]:
+        limit = f"have {sizes[0][0]} blocks of {sizes[0][1]} elements"
+        refuse(KV_COPY, "v_cache", limit, list(v_cache.shape))
+
+
 def check_layout_write(
     k_TKH: torch.Tensor, v_TKH: torch.Tensor, pool: KVPool, slot_mapping: torch.Tensor
 ) -> int:
@@ -204,6 +217,7 @@ __all__ = [
     "PAGED_ATTENTION",
     "AttentionOptions",
     "check_caches",
+    "check_copied",
     "check_host_lengths",
     "check_layout_write",
     "check_merge_states",

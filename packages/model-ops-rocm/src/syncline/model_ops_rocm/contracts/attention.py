@@ -253,6 +253,9 @@ class KVCopyBlocks(Protocol):
     ) -> None:
         """For each (source, destination), in both caches; all sources are read before any write.
 
+        The caches are of any layout, with block ids that count its kernel blocks; scales per token,
+        where they count blocks first, are copied by a call of their own.
+
         0 <= id < NB, and no destination twice, else ValueError with nothing copied.
 
         A recorded step passes `pairs` as a contiguous int64 or int32 tensor [C, 2] on the device,

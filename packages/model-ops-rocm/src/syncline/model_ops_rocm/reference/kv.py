@@ -12,12 +12,13 @@ from syncline.model_ops_rocm.arguments import (
     check_host_pairs,
     check_kv_write,
 )
-from syncline.model_ops_rocm.arguments_attention import check_layout_write, pool_of
+from syncline.model_ops_rocm.arguments_attention import check_copied, check_layout_write, pool_of
 from syncline.model_ops_rocm.checks import refuse, require_pairs
 from syncline.model_ops_rocm.contracts.attention import KVScales
 from syncline.model_ops_rocm.kv.layout import KVLayout
 from syncline.model_ops_rocm.kv.support import KVSupport
 from syncline.model_ops_rocm.kv.tokens import store_tokens
+from syncline.model_ops_rocm.layouts.base import as_bits
 from syncline.model_ops_rocm.reference.geometry import check_caches, stored_keys
 
 SUPPORT: Final = KVSupport(op=KV_WRITE, backend="torch")
@@ -123,7 +124,10 @@ class TorchKVCopyBlocks:
         *,
         workspace: torch.Tensor | None = None,
     ) -> None:
-        check_caches(KV_COPY, k_cache, v_cache)
+        if k_cache.is_contiguous() or k_cache.ndim != 4:
+            check_copied(k_cache, v_cache)
+        else:
+            check_caches(KV_COPY, k_cache, v_cache)
         if isinstance(pairs, torch.Tensor):
             require_pairs(KV_COPY, pairs)
             pairs = [(int(one), int(other)) for one, other in pairs.tolist()]
@@ -138,5 +142,6 @@ def _copy_blocks(
     check_host_pairs(k_cache.shape[0], pairs)
     ids = torch.tensor(pairs, dtype=torch.int64, device=k_cache.device)
     sources, destinations = ids.unbind(1)
-    for cache in (stored_keys(k_cache), v_cache):
+    keys = k_cache if k_cache.is_contiguous() else stored_keys(k_cache)
+    for cache in (as_bits(keys), as_bits(v_cache)):
         cache.index_copy_(0, destinations, cache.index_select(0, sources))

@@ -84,6 +84,27 @@ def _kv_copy(shape: tuple[int, int, int, int], *, on_host: bool, skips: bool = F
     return Case(op="kv_copy_blocks", label=label, build=build, is_recordable=not on_host)
 
 
+def _stored_copy(order: KVOrder, block_size: int) -> Case:
+    """Blocks of codes, in any order of storage."""
+
+    def build(make: Maker) -> Arguments:
+        layout = KVLayout(order=order, dtype=torch.float8_e4m3fn, kernel_block_size=block_size)
+        pool = KVPool(
+            layout=layout, num_blocks=6, block_size=block_size, num_kv_heads=3, head_dim=16
+        )
+        k, v = (
+            (make.randn(*pool.specs()[name].shape).float() * 3).to(layout.dtype)
+            for name in ("k", "v")
+        )
+        pairs = torch.stack((make.distinct(4, 6), make.distinct(4, 6)), dim=1)
+        pairs[2] = -1
+        num_bytes = 2 * 4 * 3 * block_size * 16
+        workspace = torch.zeros(num_bytes, dtype=torch.uint8, device=make.device)
+        return {"k_cache": k, "v_cache": v, "pairs": pairs, "workspace": workspace}
+
+    return Case(op="kv_copy_blocks", label=f"codes-{order}-block-{block_size}", build=build)
+
+
 CASES: Final[tuple[Case, ...]] = (
     _kv_write(0, 2, 4, 8),
     _kv_write(1, 1, 1, 1),
@@ -99,4 +120,6 @@ CASES: Final[tuple[Case, ...]] = (
     _kv_copy((5, 2, 4, 8), on_host=True),
     _kv_copy((7, 3, 5, 9), on_host=False, skips=True),
     _kv_copy((4, 2, 16, 48), on_host=False),
+    _stored_copy(KVOrder.NHD, 5),
+    _stored_copy(KVOrder.AITER_X_SHUFFLED_V, 32),
 )

@@ -2,7 +2,8 @@
 
 Buckets are head_dims. Kinds: `decode`, rows of few queries, which reading KV bounds; `prefill`,
 rows of many, which multiplying bounds; `invariant`, all rows of the batch-invariant variant, which
-has one shape of tile and no fused roundings, so that the two loops of the kernel round alike.
+has one shape of tile and no fused roundings, so that the two loops of the kernel round alike. With
+`_fp8`, for a cache of codes and queries of 16 bits, of either kind: what is multiplied is float16.
 BLOCK_N is tokens of KV, BLOCK_M query heads times tokens.
 """
 
@@ -34,22 +35,37 @@ def _tiles(
     )
 
 
+def _overlapping(config: LaunchConfig) -> LaunchConfig:
+    return replace(config, launch_pdl=True)
+
+
 def _unfused(config: LaunchConfig) -> LaunchConfig:
     return replace(config, fuses_multiply_add=False)
 
 
 Kinds = Mapping[str, Mapping[int, LaunchConfig]]
 _SM_90: Final[Kinds] = {
-    "decode": {64: _tiles(4, 4, 64), 128: _tiles(4, 3, 64), 256: _tiles(4, 2, 64)},
-    "prefill": {64: _tiles(4, 3, 64, 128), 128: _tiles(8, 2, 64, 128), 256: _tiles(8, 2, 32, 128)},
+    "decode": {
+        64: _overlapping(_tiles(4, 3, 64)),
+        128: _overlapping(_tiles(4, 4, 64)),
+        256: _overlapping(_tiles(8, 2, 64)),
+    },
+    "prefill": {64: _tiles(4, 3, 64, 128), 128: _tiles(8, 3, 64, 128), 256: _tiles(8, 2, 32, 128)},
+    "decode_fp8": {
+        128: _overlapping(_tiles(4, 4, 64)),
+        256: _overlapping(_tiles(8, 2, 64)),
+    },
+    "prefill_fp8": {128: _tiles(8, 3, 64, 128), 256: _tiles(8, 2, 32, 128)},
     "invariant": {
-        128: _unfused(_tiles(4, 2, 64, 64)),
+        128: _unfused(_tiles(4, 3, 64, 64)),
         256: _unfused(_tiles(4, 2, 32, 64)),
     },
 }
 _AMD: Final[Kinds] = {
     "decode": {64: _tiles(4, 2, 64), 128: _tiles(4, 2, 32), 256: _tiles(4, 1, 32)},
     "prefill": {64: _tiles(4, 2, 64, 128), 128: _tiles(8, 1, 64, 128), 256: _tiles(8, 1, 32, 128)},
+    "decode_fp8": {128: _tiles(4, 2, 32), 256: _tiles(4, 1, 32)},
+    "prefill_fp8": {128: _tiles(8, 1, 64, 128), 256: _tiles(8, 1, 32, 128)},
     "invariant": {
         128: _unfused(_tiles(4, 1, 64, 64)),
         256: _unfused(_tiles(4, 1, 32, 64)),
@@ -67,7 +83,7 @@ def _rows(arch: str, dtype: torch.dtype, kinds: Kinds) -> Iterator[Row]:
     for kind, buckets in kinds.items():
         for up_to, config in buckets.items():
             # Models come in bfloat16: of float16 the narrow heads have no row of their own.
-            if dtype != torch.float16 or up_to != 64:
+            if dtype != torch.float16 or not (up_to == 64 or kind.endswith("_fp8")):
                 yield ConfigKey("paged_attention", arch, dtype, up_to, kind), config
 
 
@@ -78,5 +94,5 @@ def table() -> Iterator[Row]:
             yield from _rows(arch, dtype, halves)
         yield from _rows(arch, torch.float32, _FLOAT32)
         for dtype in (*HALF_DTYPES, torch.float32):
-            merge = LaunchConfig(num_warps=4)
+            merge = LaunchConfig(num_warps=4, launch_pdl=True if arch == "sm_90" else None)
             yield ConfigKey("merge_states", arch, dtype, MAX_HEAD_DIM), merge

@@ -9,11 +9,14 @@ import triton.language as tl
 
 from syncline.model_ops_rocm.triton.kernels.attention_tiles import (
     LOG2_E,
+    blocks_of,
     finished,
+    in_half,
     query_rows,
     start_state,
     walk,
 )
+from syncline.model_ops_rocm.triton.kernels.dependent import await_inputs
 
 
 @triton.jit
@@ -46,8 +49,15 @@ def _scale_of(scale_ptr, kv_head, PER: tl.constexpr):
 
 
 @triton.jit(
-    do_not_specialize=["num_splits", "lse_part", "lse_token", "lse_head", "table_row"],
-    do_not_specialize_on_alignment=["lse_ptr", "starts_ptr", "lens_ptr", "table_ptr"],
+    do_not_specialize=[
+        "num_splits",
+        "lse_part",
+        "lse_token",
+        "lse_head",
+        "table_row",
+        "table_tokens",
+    ],
+    do_not_specialize_on_alignment=["lse_ptr", "lens_ptr", "table_ptr"],
 )
 def decode_kernel(  # noqa: PLR0915 - one program
     q_ptr,
@@ -58,7 +68,6 @@ def decode_kernel(  # noqa: PLR0915 - one program
     k_scale_ptr,
     v_scale_ptr,
     sinks_ptr,
-    starts_ptr,
     lens_ptr,
     table_ptr,
     qk_scale,
@@ -75,6 +84,7 @@ def decode_kernel(  # noqa: PLR0915 - one program
     lse_head,
     table_row,
     table_last,
+    table_tokens,  # that a row of it has room for
     scale_head,
     scale_block,
     scale_slot,
@@ -82,7 +92,9 @@ def decode_kernel(  # noqa: PLR0915 - one program
     GROUP: tl.constexpr,
     PACKED: tl.constexpr,
     NUM_Q_BLOCKS: tl.constexpr,
+    Q_LEN: tl.constexpr,
     IS_SPLIT: tl.constexpr,
+    OVERLAP: tl.constexpr,
     WINDOW: tl.constexpr,
     SHAPE: tl.constexpr,
     KEYS: tl.constexpr,
@@ -97,6 +109,7 @@ def decode_kernel(  # noqa: PLR0915 - one program
     BLOCK_Q: tl.constexpr = BLOCK_M // PACKED
     HEAD_DIM: tl.constexpr = SHAPE[1]
     BLOCK_D: tl.constexpr = SHAPE[2]
+    await_inputs(OVERLAP)
     unit, split = tl.program_id(0), tl.program_id(1)
     q_block = unit % NUM_Q_BLOCKS
     unit = unit // NUM_Q_BLOCKS
@@ -104,42 +117,45 @@ def decode_kernel(  # noqa: PLR0915 - one program
     unit = unit // NUM_GROUPS
     kv_head = unit % NUM_KV_HEADS
     row = unit // NUM_KV_HEADS
-    q_start = tl.load(starts_ptr + row)
-    q_len = tl.load(starts_ptr + row + 1) - q_start
+    q_start = row * Q_LEN
+    table = (table_ptr + row.to(tl.int64) * table_row, table_last)
     seq_len = tl.load(lens_ptr + row)
-    if q_block * BLOCK_Q >= q_len:
-        return
-    tokens, heads, is_row = query_rows(q_block, q_len, kv_head, head_group, BLOCK_M, PACKED, GROUP)
-    first_position = seq_len - q_len + q_block * BLOCK_Q
+    first_tile = split
+    if WINDOW == 0:
+        # Started beside the load of the length, not after it: the entry exists, whatever it holds.
+        is_entry = first_tile * BLOCK_N < table_tokens
+        block = blocks_of(table, first_tile * BLOCK_N, is_entry, seq_len, SHAPE[0], BLOCK_N)
+    tokens, heads, is_row = query_rows(q_block, Q_LEN, kv_head, head_group, BLOCK_M, PACKED, GROUP)
+    q = _queries(
+        q_ptr, (q_token, q_head, q_last), q_start + tokens, heads, is_row, HEAD_DIM, BLOCK_D
+    )
+    first_position = seq_len - Q_LEN + q_block * BLOCK_Q
     stop_position = tl.minimum(first_position + BLOCK_Q, seq_len)
-    first_tile = 0
-    if WINDOW > 0:
-        first_tile = tl.maximum(first_position - WINDOW + 1, 0) // BLOCK_N
     num_tiles = tl.cdiv(tl.maximum(stop_position, 0), BLOCK_N)
+    if WINDOW > 0:
+        first_tile += tl.maximum(first_position - WINDOW + 1, 0) // BLOCK_N
+        is_entry = first_tile < num_tiles
+        block = blocks_of(table, first_tile * BLOCK_N, is_entry, seq_len, SHAPE[0], BLOCK_N)
     if IS_SPLIT:
-        per_split = tl.cdiv(tl.maximum(num_tiles - first_tile, 0), num_splits)
-        first_tile = first_tile + split * per_split
-        num_tiles = tl.minimum(first_tile + per_split, num_tiles)
         out_ptr += split.to(tl.int64) * out_part
         lse_ptr += split.to(tl.int64) * lse_part
         lse_at = (q_start + tokens).to(tl.int64) * lse_token + heads * lse_head
         if (split > 0) & (first_tile >= num_tiles):
             tl.store(lse_ptr + lse_at, tl.full([BLOCK_M], float("-inf"), tl.float32), mask=is_row)
             return
-    q = _queries(
-        q_ptr, (q_token, q_head, q_last), q_start + tokens, heads, is_row, HEAD_DIM, BLOCK_D
-    )
-    factor = qk_scale * LOG2_E * _scale_of(k_scale_ptr, kv_head, SCALES_PER)
+    q, factor = in_half(q, CODE != 0)
+    factor *= qk_scale * LOG2_E * _scale_of(k_scale_ptr, kv_head, SCALES_PER)
     scales = (k_scale_ptr, v_scale_ptr, kv_head.to(tl.int64) * scale_head, scale_block, scale_slot)
     state = start_state(heads, is_row, sinks_ptr, split == 0, BLOCK_M, BLOCK_D)
-    # A padding row has no position, so that it sees nothing.
+    # Splits take turns: which tile is first does not depend on the length.
     state = walk(
         state,
         q,
-        seq_len - q_len + tl.minimum(tokens, q_len - 1),
-        (first_tile, num_tiles),
+        seq_len - Q_LEN + tokens,
+        (first_tile, num_tiles, num_splits if IS_SPLIT else 1),
+        block,
         (k_ptr + kv_head * KEYS[1], v_ptr + kv_head * VALUES[1]),
-        (table_ptr + row.to(tl.int64) * table_row, table_last),
+        table,
         scales,
         seq_len,
         factor,
@@ -150,6 +166,7 @@ def decode_kernel(  # noqa: PLR0915 - one program
         VALUES,
         CODE,
         SCALES_PER,
+        q_ptr.dtype.element_ty,
         BLOCK_N,
     )
     mean, lse = finished(state, _scale_of(v_scale_ptr, kv_head, SCALES_PER))
@@ -278,7 +295,8 @@ def prefill_kernel(  # noqa: PLR0915 - one program
     q = _queries(
         q_ptr, (q_token, q_head, q_last), q_start + tokens, heads, is_row, HEAD_DIM, BLOCK_D
     )
-    factor = qk_scale * LOG2_E * _scale_of(k_scale_ptr, kv_head, SCALES_PER)
+    q, factor = in_half(q, CODE != 0)
+    factor *= qk_scale * LOG2_E * _scale_of(k_scale_ptr, kv_head, SCALES_PER)
     scales = (k_scale_ptr, v_scale_ptr, kv_head.to(tl.int64) * scale_head, scale_block, scale_slot)
     positions = seq_len - q_len + tl.minimum(tokens, q_len - 1)
     cache = (k_ptr + kv_head * KEYS[1], v_ptr + kv_head * VALUES[1])
@@ -289,7 +307,15 @@ def prefill_kernel(  # noqa: PLR0915 - one program
             state,
             q,
             positions,
-            (first, tl.minimum(whole, num_tiles)),
+            (first, tl.minimum(whole, num_tiles), 1),
+            blocks_of(
+                table,
+                first * BLOCK_N,
+                first < tl.minimum(whole, num_tiles),
+                seq_len,
+                SHAPE[0],
+                BLOCK_N,
+            ),
             cache,
             table,
             scales,
@@ -302,13 +328,15 @@ def prefill_kernel(  # noqa: PLR0915 - one program
             VALUES,
             CODE,
             SCALES_PER,
+            q_ptr.dtype.element_ty,
             BLOCK_N,
         )
     state = walk(
         state,
         q,
         positions,
-        (whole, diagonal),
+        (whole, diagonal, 1),
+        blocks_of(table, whole * BLOCK_N, whole < diagonal, seq_len, SHAPE[0], BLOCK_N),
         cache,
         table,
         scales,
@@ -321,13 +349,15 @@ def prefill_kernel(  # noqa: PLR0915 - one program
         VALUES,
         CODE,
         SCALES_PER,
+        q_ptr.dtype.element_ty,
         BLOCK_N,
     )
     state = walk(
         state,
         q,
         positions,
-        (diagonal, num_tiles),
+        (diagonal, num_tiles, 1),
+        blocks_of(table, diagonal * BLOCK_N, diagonal < num_tiles, seq_len, SHAPE[0], BLOCK_N),
         cache,
         table,
         scales,
@@ -340,6 +370,7 @@ def prefill_kernel(  # noqa: PLR0915 - one program
         VALUES,
         CODE,
         SCALES_PER,
+        q_ptr.dtype.element_ty,
         BLOCK_N,
     )
     mean, lse = finished(state, _scale_of(v_scale_ptr, kv_head, SCALES_PER))

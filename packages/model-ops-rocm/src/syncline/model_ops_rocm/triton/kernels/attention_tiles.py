@@ -56,6 +56,25 @@ def decoded(x, dtype: tl.constexpr, CODE: tl.constexpr):
 
 
 @triton.jit
+def in_half(q, IS_CODE: tl.constexpr):
+    """Queries as they meet the keys, and the factor [BLOCK_M] that this leaves to the scores.
+
+    Codes are float16 at no cost, and bfloat16 at a high one: then queries of 16 bits are float16
+    too, each divided by the power of two in its largest element, which no rounding follows.
+    """
+    if IS_CODE and q.dtype.primitive_bitwidth == 16:
+        numbers = q.to(tl.float32)
+        bits = tl.max(tl.abs(numbers), 1).to(tl.int32, bitcast=True) & 0x7F800000
+        # Of zeros and subnormals, and of what is not finite, nothing is taken out.
+        bits = tl.where((bits == 0) | (bits == 0x7F800000), 127 << 23, bits)
+        inverse = tl.maximum((254 << 23) - bits, 1 << 23).to(tl.float32, bitcast=True)
+        halves = (numbers * inverse[:, None]).to(tl.float16)
+        return halves, bits.to(tl.float32, bitcast=True)
+    else:
+        return q, tl.full([q.shape[0]], 1.0, dtype=tl.float32)
+
+
+@triton.jit
 def query_rows(
     q_block,
     q_len,
@@ -75,7 +94,7 @@ def query_rows(
 
 
 @triton.jit
-def _blocks(table, start, is_used, seq_len, BLOCK_SIZE: tl.constexpr, BLOCK_N: tl.constexpr):
+def blocks_of(table, start, is_used, seq_len, BLOCK_SIZE: tl.constexpr, BLOCK_N: tl.constexpr):
     """Ids of the block, or blocks, that hold tokens [start, start + BLOCK_N).
 
     Past the last token a table holds anything: block 0 exists, and is not looked at.
@@ -108,6 +127,7 @@ def walk(  # noqa: PLR0915 - one loop
     q,
     positions,
     tiles,
+    first_block,
     cache,
     table,
     scales,
@@ -120,14 +140,16 @@ def walk(  # noqa: PLR0915 - one loop
     VALUES: tl.constexpr,
     CODE: tl.constexpr,
     SCALES_PER: tl.constexpr,
+    DTYPE: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    """Adds tiles [first, last) to (sums, top, total) of each row.
+    """Adds tiles (first, stop, step) to (sums, top, total) of each row.
 
     `cache` is the pointers to this head's keys and values, `table` (pointer, stride) of the row's
     block ids, `scales` pointers to those of keys and values, and of this head the offset, and the
-    strides of a block and a slot, if SCALES_PER is 3, per token; SHAPE (BLOCK_SIZE, HEAD_DIM,
-    BLOCK_D). Without MASKED every row sees every token of the tiles.
+    strides of a block and a slot, if SCALES_PER is 3, per token; `qk_scale` [BLOCK_M], SHAPE
+    (BLOCK_SIZE, HEAD_DIM, BLOCK_D), DTYPE that of the result. Without MASKED every row sees every
+    token of the tiles.
     """
     acc, top, total = state
     BLOCK_SIZE: tl.constexpr = SHAPE[0]
@@ -136,16 +158,15 @@ def walk(  # noqa: PLR0915 - one loop
     dims = tl.arange(0, BLOCK_D)
     k_dims = along(dims, KEYS[5], KEYS[6], KEYS[7])
     v_dims = along(dims, VALUES[5], VALUES[6], VALUES[7])
-    # Read one tile ahead: a load that waits for another is not started early by the compiler.
-    next_block = _blocks(
-        table, tiles[0] * BLOCK_N, tiles[0] < tiles[1], seq_len, BLOCK_SIZE, BLOCK_N
-    )
-    for tile in range(tiles[0], tiles[1]):
+    next_block = first_block
+    for tile in range(tiles[0], tiles[1], tiles[2]):
         start = tile * BLOCK_N
         tokens = start + tl.arange(0, BLOCK_N)
         block = next_block.to(tl.int64)
-        next_block = _blocks(
-            table, start + BLOCK_N, tile + 1 < tiles[1], seq_len, BLOCK_SIZE, BLOCK_N
+        # Read one tile ahead: a load that waits for another is not started early by the compiler.
+        after = tile + tiles[2]
+        next_block = blocks_of(
+            table, after * BLOCK_N, after < tiles[1], seq_len, BLOCK_SIZE, BLOCK_N
         )
         if BLOCK_SIZE % BLOCK_N == 0:
             slots = start % BLOCK_SIZE + tl.arange(0, BLOCK_N)
@@ -169,7 +190,7 @@ def walk(  # noqa: PLR0915 - one loop
                 is_seen &= tokens[None, :] > positions[:, None] - WINDOW
             scores = tl.where(is_seen, scores, float("-inf"))
         new_top = tl.maximum(top, tl.max(scores, 1) * qk_scale)
-        weights = tl.exp2(scores * qk_scale - new_top[:, None])
+        weights = tl.exp2(scores * qk_scale[:, None] - new_top[:, None])
         shrink = tl.exp2(top - new_top)
         total = total * shrink + tl.sum(weights, 1)
         acc = acc * shrink[:, None]
@@ -177,8 +198,9 @@ def walk(  # noqa: PLR0915 - one loop
             weights *= v_scale[None, :]
         # A slot past the sequence may hold NaN, which a weight of 0 would let through.
         v = _tile(v_at, dims, tokens < seq_len, HEAD_DIM, BLOCK_D, MASKED)
-        v = decoded(v, q.dtype, CODE)
-        acc = tl.dot(weights.to(q.dtype), v, acc, input_precision="ieee")
+        # A weight times a scale of its token may be out of float16's range.
+        v = decoded(v, DTYPE if SCALES_PER == 3 else q.dtype, CODE)
+        acc = tl.dot(weights.to(v.dtype), v, acc, input_precision="ieee")
         top = new_top
     return acc, top, total
 

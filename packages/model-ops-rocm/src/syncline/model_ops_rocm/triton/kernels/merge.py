@@ -4,6 +4,7 @@ import triton
 import triton.language as tl
 
 from syncline.model_ops_rocm.triton.kernels.attention_tiles import LOG2_E
+from syncline.model_ops_rocm.triton.kernels.dependent import await_inputs
 
 
 @triton.jit(
@@ -40,8 +41,10 @@ def merge_kernel(
     BLOCK_PARTS: tl.constexpr,
     BLOCK_HEADS: tl.constexpr,
     BLOCK_D: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):
     """Program (token; heads): the mean of the parts, each weighted by the exp of its lse."""
+    await_inputs(OVERLAP)
     token = tl.program_id(0).to(tl.int64)
     heads = tl.program_id(1) * BLOCK_HEADS + tl.arange(0, BLOCK_HEADS)
     parts = tl.arange(0, BLOCK_PARTS)

@@ -29,7 +29,12 @@ from syncline.model_ops_rocm.triton.configs.base import ConfigKey
 from syncline.model_ops_rocm.triton.geometry import power_of_two
 from syncline.model_ops_rocm.triton.kernels.attention import decode_kernel, prefill_kernel
 from syncline.model_ops_rocm.triton.kv_places import places_of, scales_per
-from syncline.model_ops_rocm.triton.launch import IS_INTERPRETED, LAUNCHER, require_reachable
+from syncline.model_ops_rocm.triton.launch import (
+    IS_INTERPRETED,
+    LAUNCHER,
+    overlaps,
+    require_reachable,
+)
 from syncline.model_ops_rocm.triton.ops.merge import launch_merge
 from syncline.model_ops_rocm.triton.targets import LaunchConfig, casts_natively
 
@@ -42,7 +47,8 @@ SUPPORT: Final = KVSupport(
 )
 _MIN_BLOCK: Final = 16  # of a matrix instruction
 _MAX_DECODE_ROWS: Final = 64
-_MIN_SPLIT_TOKENS: Final = 256
+_MIN_SPLIT_TOKENS: Final = 128
+_MAX_WHOLE_TOKENS: Final = 512  # merging parts costs more than reading so few at once
 _MAX_SPLITS: Final = 32
 # The code, and how a kernel decodes it: by an instruction, by integers.
 _CODES: Final = {
@@ -107,8 +113,17 @@ class TritonPagedAttention:
         places = layout or plain_layout(k_cache)
         num_kv_heads = k_cache.shape[2 if places.order == KVOrder.NHD else 1]
         arch = LAUNCHER.config(PAGED_ATTENTION, q_TNH.dtype, head_dim, "decode")[0].arch
-        units = _units(meta, num_heads, num_kv_heads, places.kernel_block_size, arch)
-        return _parts_bytes(units.num_splits, meta.num_decode_tokens, num_heads, head_dim)
+        largest = 0
+        # Fewer rows are split more often: the most parts are somewhere between one row and all.
+        for num_rows in range(1, min(meta.num_decode_rows, WANTED_PROGRAMS[arch] // 2) + 1):
+            units = _units(
+                *(meta, num_rows, num_heads, num_kv_heads),
+                *(places.kernel_block_size, arch),
+            )
+            num_tokens = num_rows * meta.decode_query_len
+            num_bytes = _parts_bytes(units.num_splits, num_tokens, num_heads, head_dim)
+            largest = max(largest, num_bytes)
+        return largest
 
     def __call__(  # noqa: PLR0913 - the contract's
         self,
@@ -182,17 +197,31 @@ def _require_reachable(step: _Step) -> None:
     )
 
 
+def _chosen(step: _Step, kind: str) -> _Chosen:
+    dtype = step.q.dtype
+    if step.cache.k.dtype in _CODES and dtype.itemsize == 2 and kind != "invariant":
+        # Both kinds of queries become float16.
+        kind, dtype = f"{kind}_fp8", torch.bfloat16
+    return LAUNCHER.config(PAGED_ATTENTION, dtype, step.q.shape[2], kind)
+
+
 def _units(
-    meta: AttentionMetadata, num_heads: int, num_kv_heads: int, block_size: int, arch: str
+    meta: AttentionMetadata,
+    num_rows: int,
+    num_heads: int,
+    num_kv_heads: int,
+    block_size: int,
+    arch: str,
 ) -> _Units:
     group = num_heads // num_kv_heads
     block_m = min(max(power_of_two(meta.decode_query_len * group), _MIN_BLOCK), _MAX_DECODE_ROWS)
     packed = min(group, block_m)
     num_q_blocks = -(-meta.decode_query_len // (block_m // packed))
-    num_units = meta.num_decode_rows * num_kv_heads * -(-group // packed) * num_q_blocks
+    num_units = num_rows * num_kv_heads * -(-group // packed) * num_q_blocks
     longest = meta.block_tables.shape[1] * block_size
     longest = min(longest, meta.max_seq_len or longest)
     wanted = min(WANTED_PROGRAMS[arch] // max(num_units, 1), -(-longest // _MIN_SPLIT_TOKENS))
+    wanted = 1 if longest <= _MAX_WHOLE_TOKENS else wanted
     num_splits = 1 << max(min(wanted, _MAX_SPLITS).bit_length() - 1, 0)
     return _Units(block_m, packed, num_q_blocks, num_units, num_splits)
 
@@ -200,10 +229,10 @@ def _units(
 def _decode(step: _Step, workspace: torch.Tensor | None) -> None:
     if step.meta.num_decode_rows == 0:
         return
-    chosen = LAUNCHER.config(PAGED_ATTENTION, step.q.dtype, step.q.shape[2], "decode")
+    chosen = _chosen(step, "decode")
     pool = step.cache.pool
     units = _units(
-        *(step.meta, step.q.shape[1], pool.num_kv_heads),
+        *(step.meta, step.meta.num_decode_rows, step.q.shape[1], pool.num_kv_heads),
         *(pool.layout.kernel_block_size, chosen[0].arch),
     )
     if units.num_splits == 1 or LAUNCHER.is_compiling:
@@ -233,18 +262,22 @@ def _decode_launch(
         chosen,
         (
             *_pointers(step, chosen, out, lse),
+            *(step.meta.seq_lens, step.meta.block_tables, step.options.scale),
             units.num_splits,
             *step.q.stride(),
             *(out.stride() if is_split else (0, *out.stride())),
             *_lse_strides(lse, is_split=is_split),
             *step.meta.block_tables.stride(),
+            step.meta.block_tables.shape[1] * step.cache.pool.layout.kernel_block_size,
             *places_of(step.cache.pool)[2:],
         ),
         _constants(step, chosen)
         | {
             "PACKED": units.packed,
             "NUM_Q_BLOCKS": units.num_q_blocks,
+            "Q_LEN": step.meta.decode_query_len,
             "IS_SPLIT": is_split,
+            "OVERLAP": overlaps(chosen[1]),
             "BLOCK_M": units.block_m,
         },
     )
@@ -262,7 +295,7 @@ def _many(step: _Step, kind: str, *, first_row: int, num_tokens: int) -> None:
     num_rows = meta.seq_lens.shape[0] - first_row
     if num_tokens == 0:
         return
-    chosen = LAUNCHER.config(PAGED_ATTENTION, step.q.dtype, step.q.shape[2], kind)
+    chosen = _chosen(step, kind)
     block_m = chosen[1].constants["BLOCK_M"]
     packed = min(step.group, block_m)
     num_groups = -(-step.group // packed)
@@ -277,6 +310,7 @@ def _many(step: _Step, kind: str, *, first_row: int, num_tokens: int) -> None:
         chosen,
         (
             *_pointers(step, chosen, step.out, lse),
+            *(meta.query_start_loc, meta.seq_lens, meta.block_tables, step.options.scale),
             *(first_row, num_rows, step.q.shape[0]),
             *step.q.stride(),
             *step.out.stride(),
@@ -327,11 +361,7 @@ def _pointers(
 ) -> tuple[object, ...]:
     k, v, _ = _stored(step.cache, chosen[0].arch)
     scales = step.cache.scales or (None, None)
-    meta, options = step.meta, step.options
-    return (
-        *(step.q, k, v, out, lse, *scales, options.sinks_N),
-        *(meta.query_start_loc, meta.seq_lens, meta.block_tables, options.scale),
-    )
+    return (step.q, k, v, out, lse, *scales, step.options.sinks_N)
 
 
 def _constants(step: _Step, chosen: _Chosen) -> dict[str, object]:

@@ -13,6 +13,7 @@ from syncline.model_ops_rocm.arguments import (
     check_kv_write,
 )
 from syncline.model_ops_rocm.arguments_attention import (
+    check_copied,
     check_layout_write,
     pool_of,
     require_support,
@@ -176,7 +177,7 @@ class TritonKVCopyBlocks:
         *,
         workspace: torch.Tensor | None = None,
     ) -> None:
-        _check_caches(KV_COPY, k_cache, v_cache)
+        check_copied(k_cache, v_cache)
         if not isinstance(pairs, torch.Tensor):
             pairs = self._from_host(k_cache, pairs)
             if workspace is None:
@@ -188,9 +189,10 @@ class TritonKVCopyBlocks:
         require_reachable(KV_COPY, k_cache=k_cache, v_cache=v_cache, pairs=pairs, workspace=staged)
         if num_bytes == 0:
             return
-        halves = staged[:num_bytes].view(k_cache.dtype).chunk(2)
-        self._copy((k_cache, v_cache), halves, pairs, from_pool=True)
-        self._copy(halves, (k_cache, v_cache), pairs, from_pool=False)
+        pools = (_elements(k_cache), _elements(v_cache))
+        halves = staged[:num_bytes].view(pools[0].dtype).chunk(2)
+        self._copy(pools, halves, pairs, from_pool=True)
+        self._copy(halves, pools, pairs, from_pool=False)
 
     @staticmethod
     def _from_host(k_cache: torch.Tensor, pairs: SequenceABC[tuple[int, int]]) -> torch.Tensor:
@@ -208,7 +210,8 @@ class TritonKVCopyBlocks:
     ) -> None:
         pool = sources[0] if from_pool else targets[0]
         width = pool[0].numel()
-        chosen = LAUNCHER.config(KV_COPY, pool.dtype, width)
+        dtype = pool.dtype if pool.is_floating_point() else torch.bfloat16
+        chosen = LAUNCHER.config(KV_COPY, dtype, width)
         LAUNCHER.launch(
             copy_blocks_kernel,
             (pairs.shape[0], -(-width // chosen[1].constants["BLOCK_WIDTH"])),
@@ -219,6 +222,14 @@ class TritonKVCopyBlocks:
 
 
 KV_COPY_BLOCKS: Final = TritonKVCopyBlocks()
+
+
+def _elements(cache: torch.Tensor) -> torch.Tensor:
+    """[NB, elements of a block]; codes as bytes, or two at once where they pair up."""
+    flat = cache.flatten(1)
+    if cache.itemsize != 1:
+        return flat
+    return flat.view(torch.int16 if flat.shape[1] % 2 == 0 else torch.uint8)
 
 
 def _check_caches(op: str, k_cache: torch.Tensor, v_cache: torch.Tensor) -> None:

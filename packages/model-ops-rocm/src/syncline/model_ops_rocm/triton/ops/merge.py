@@ -7,7 +7,7 @@ import torch
 from syncline.model_ops_rocm.arguments_attention import MERGE_STATES, check_merge_states
 from syncline.model_ops_rocm.triton.geometry import power_of_two
 from syncline.model_ops_rocm.triton.kernels.merge import merge_kernel
-from syncline.model_ops_rocm.triton.launch import LAUNCHER, require_reachable
+from syncline.model_ops_rocm.triton.launch import LAUNCHER, overlaps, require_reachable
 
 _TILE_ELEMENTS: Final = 4_096
 
@@ -45,10 +45,11 @@ def launch_merge(
     block_dim = power_of_two(head_dim)
     block_heads = max(_TILE_ELEMENTS // (block_parts * block_dim), 1)
     block_heads = min(block_heads, power_of_two(num_heads))
+    chosen = LAUNCHER.config(MERGE_STATES, out_TNH.dtype, head_dim)
     LAUNCHER.launch(
         merge_kernel,
         (num_tokens, -(-num_heads // block_heads)),
-        LAUNCHER.config(MERGE_STATES, out_TNH.dtype, head_dim),
+        chosen,
         (
             *(parts_PTNH, lse_PTN, out_TNH, lse_TN, num_parts),
             *parts_PTNH.stride(),
@@ -62,5 +63,6 @@ def launch_merge(
             "BLOCK_PARTS": block_parts,
             "BLOCK_HEADS": block_heads,
             "BLOCK_D": block_dim,
+            "OVERLAP": overlaps(chosen[1]),
         },
     )

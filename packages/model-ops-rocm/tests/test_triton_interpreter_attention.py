@@ -1,0 +1,190 @@
+"""Paged attention by Triton, interpreted: lengths around edges, its workspace, what it refuses.
+
+Mutants these tests kill: a split whose tiles overlap another's, or that leaves one out; a part
+that is merged though nothing wrote it; a workspace counted too small.
+"""
+
+import os
+import sys
+from collections.abc import Callable, Iterator
+from importlib.util import find_spec
+from typing import cast
+
+import pytest
+import torch
+
+from syncline.model_ops_rocm import KVWrite, LayoutError, PagedAttention, select
+from syncline.model_ops_rocm.kv import KVLayout, KVOrder, KVScale, require_agreement
+from syncline.model_ops_rocm.testing import (
+    PagedKV,
+    make_metadata,
+    make_paged_kv,
+    naive_states,
+)
+from syncline.model_ops_rocm.triton import BACKEND
+
+pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning")
+SCALE = 0.3
+
+
+@pytest.fixture(scope="module")
+def ops() -> Iterator[dict[str, object]]:
+    if os.environ.get("TRITON_INTERPRET") != "1":
+        if find_spec("triton") is None:
+            pytest.skip("Triton is not installed")
+        if "triton" in sys.modules:
+            pytest.skip("Triton was imported to compile: run with TRITON_INTERPRET=1")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TRITON_INTERPRET", "1")
+        yield dict(BACKEND.load())
+
+
+@pytest.fixture
+def attend(ops: dict[str, object]) -> PagedAttention:
+    return cast(PagedAttention, ops["paged_attention"])
+
+
+def decoded(
+    attend: PagedAttention, kv: PagedKV, num_heads: int, window: int | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """One query per row against the formula, in a workspace of just the bytes it asks for."""
+    lengths = [len(keys) for keys in kv.keys]
+    meta = make_metadata(
+        [1] * len(lengths),
+        lengths,
+        kv.block_tables,
+        num_decode_rows=len(lengths),
+        with_lists=False,
+    )
+    generator = torch.Generator().manual_seed(7)
+    shape = (len(lengths), num_heads, kv.k_cache.shape[3])
+    q = torch.randn(shape, generator=generator).to(kv.k_cache.dtype)
+    num_bytes = attend.workspace_bytes(q, kv.k_cache, meta)
+    workspace = torch.full((num_bytes,), 0xFF, dtype=torch.uint8)  # NaN, read as float32
+    lse = torch.empty(shape[:2])
+    out = attend(
+        *(q, kv.k_cache, kv.v_cache, meta),
+        scale=SCALE,
+        window=window,
+        lse_TN=lse,
+        workspace=workspace,
+    )
+    if num_bytes and len(lengths) == 1:
+        with pytest.raises(ValueError, match=rf"workspace must be .* at least {num_bytes} entr"):
+            attend(
+                *(q, kv.k_cache, kv.v_cache, meta),
+                scale=SCALE,
+                window=window,
+                workspace=workspace[:-1],
+            )
+    tolerance = 1e-5 if q.dtype == torch.float32 else 4e-3
+    for row, (keys, values) in enumerate(zip(kv.keys, kv.values, strict=True)):
+        want, want_lse = torch.zeros(shape[1:]).double(), torch.full((num_heads,), float("-inf"))
+        if len(keys):
+            states = naive_states(q[row : row + 1], keys, values, SCALE, window=window)
+            want, want_lse = states[0][0], states[1][0]
+        torch.testing.assert_close(out[row].double(), want, rtol=0.0, atol=tolerance)
+        torch.testing.assert_close(lse[row].double(), want_lse.double(), rtol=0.0, atol=tolerance)
+    return out, workspace
+
+
+@pytest.mark.parametrize("block_size", [24, 128])
+def test_lengths_around_the_edges_of_tiles_and_blocks(
+    attend: PagedAttention, block_size: int
+) -> None:
+    lengths = [1, 17, 0, 63, 64, 65, 129]
+    kv = make_paged_kv(lengths, (1, block_size, 16), dtype=torch.float16)
+    decoded(attend, kv, 2)
+
+
+@pytest.mark.parametrize("lengths", [[500], [1_025], [1, 0, 530]], ids=str)
+@pytest.mark.parametrize("window", [None, 270])
+def test_rows_that_do_not_fill_a_device_are_split_and_merged(
+    attend: PagedAttention, lengths: list[int], window: int | None
+) -> None:
+    kv = make_paged_kv(lengths, (1, 16, 16), dtype=torch.float16)
+    _, workspace = decoded(attend, kv, 3, window)
+    assert workspace.numel() > 0
+
+
+def test_every_batch_up_to_the_largest_fits_its_workspace(attend: PagedAttention) -> None:
+    def num_bytes(num_rows: int, *, batch_invariant: bool = False) -> int:
+        empty = torch.empty(0, device="meta")
+        meta = make_metadata(
+            [1] * num_rows,
+            [5] * num_rows,
+            torch.zeros(num_rows, 64, dtype=torch.int32),
+            num_decode_rows=num_rows,
+        )
+        return attend.workspace_bytes(
+            empty.new_empty(num_rows, 32, 128),
+            empty.new_empty(9, 8, 64, 128),
+            meta,
+            batch_invariant=batch_invariant,
+        )
+
+    sizes = [num_bytes(num_rows) for num_rows in range(1, 130)]
+    assert max(sizes) > 0
+    assert num_bytes(129) == max(sizes)
+    assert num_bytes(1, batch_invariant=True) == 0
+
+
+def test_what_only_this_backend_refuses_is_named(
+    ops: dict[str, object], attend: PagedAttention
+) -> None:
+    for shape, wanted in (
+        ((1, 8, 16), "a kernel_block_size of 16 to 256"),
+        ((1, 272, 16), "a kernel_block_size of 16 to 256"),
+        ((1, 16, 20), "a head_dim that is a multiple of 8"),
+        ((1, 16, 264), "a head_dim up to 256"),
+    ):
+        kv = make_paged_kv([3], shape)
+        meta = make_metadata([1], [3], kv.block_tables, num_decode_rows=1)
+        q = torch.zeros(1, 1, shape[2])
+        with pytest.raises(ValueError, match=rf"paged_attention: layout must have {wanted}"):
+            attend(q, kv.k_cache, kv.v_cache, meta, scale=SCALE)
+    layout = KVLayout(
+        order=KVOrder.HND, dtype=torch.float8_e4m3fn, kernel_block_size=8, scale=KVScale.HEAD
+    )
+    write = cast(KVWrite, ops["kv_write"])
+    supports = [write.kv_support, attend.kv_support]
+    with pytest.raises(LayoutError, match=r"16 to 256 \(paged_attention of backend 'triton'\)"):
+        require_agreement(layout, 64, supports)
+
+
+def test_bad_arguments_are_refused_as_the_reference_refuses_them(
+    attend: PagedAttention, ops: dict[str, object]
+) -> None:
+    kv = make_paged_kv([9, 20], (2, 16, 8))
+    meta = make_metadata([1, 3], [9, 20], kv.block_tables, num_decode_rows=1)
+    longer = make_metadata([1, 3], [9, 90], kv.block_tables, num_decode_rows=1)
+    q = torch.zeros(4, 4, 8)
+    calls: list[tuple[torch.Tensor, dict[str, object]]] = [
+        (q[:3], {}),
+        (q[:, :3], {}),
+        (q[..., :4], {}),
+        (q.half(), {}),
+        (q, {"scale": -1.0}),
+        (q, {"window": 0}),
+        (q, {"sinks_N": torch.zeros(3)}),
+        (q, {"lse_TN": torch.zeros(4, 3)}),
+        (q, {"out": torch.zeros(3, 4, 8)}),
+        (q, {"meta": longer}),
+    ]
+    reference = select("paged_attention", dtype=torch.float32)
+    for queries, changes in calls:
+        arguments = {"meta": meta, "scale": SCALE} | changes
+        messages = []
+        for op in (reference, attend):
+            with pytest.raises(ValueError) as caught:
+                cast(Callable[..., object], op)(queries, kv.k_cache, kv.v_cache, **arguments)
+            messages.append(str(caught.value))
+        assert messages[0] == messages[1]
+    merges: list[object] = [select("merge_states", dtype=torch.float32), ops["merge_states"]]
+    for parts, lse in ((q, q), (q[None][:0], torch.zeros(0, 4, 4)), (q[None], torch.zeros(4, 4))):
+        messages = []
+        for merge in merges:
+            with pytest.raises(ValueError) as caught:
+                cast(Callable[..., object], merge)(parts, lse)
+            messages.append(str(caught.value))
+        assert messages[0] == messages[1]
