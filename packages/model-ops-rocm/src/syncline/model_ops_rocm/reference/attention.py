@@ -32,7 +32,18 @@ from syncline.model_ops_rocm.reference.prefill import (
     prefill_attention,
 )
 
-SUPPORT: Final = KVSupport(op=PAGED_ATTENTION, backend="torch")
+SUPPORT: Final = KVSupport(
+    op=PAGED_ATTENTION,
+    backend="torch",
+    # The first two are read where they lie.
+    orders=(
+        KVOrder.HND,
+        KVOrder.HND_D_MAJOR_KEYS,
+        KVOrder.NHD,
+        KVOrder.AITER_X,
+        KVOrder.AITER_X_SHUFFLED_V,
+    ),
+)
 _Plan = tuple[DecodePlan, tuple[PrefillGroup, ...]]
 
 

@@ -4,11 +4,13 @@ Unit: one layer's pool. Imports no Triton. `attention_tiles` and `kv` say how th
 """
 
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from syncline.model_ops_rocm.kv.layout import KVOrder, KVScale
 from syncline.model_ops_rocm.kv.pool import KVPool
 
+# That kernels read and write, the one they were measured with first.
+ORDERS: Final = (KVOrder.HND, *(order for order in KVOrder if order != KVOrder.HND))
 # Strides of a block and of a head, then (split, outer, inner) of a slot and of a dimension.
 Places = tuple[int, int, int, int, int, int, int, int]
 

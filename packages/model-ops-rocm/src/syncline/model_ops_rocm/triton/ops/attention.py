@@ -28,7 +28,7 @@ from syncline.model_ops_rocm.triton.configs.attention import MAX_HEAD_DIM, WANTE
 from syncline.model_ops_rocm.triton.configs.base import ConfigKey
 from syncline.model_ops_rocm.triton.geometry import power_of_two
 from syncline.model_ops_rocm.triton.kernels.attention import decode_kernel, prefill_kernel
-from syncline.model_ops_rocm.triton.kv_places import places_of, scales_per
+from syncline.model_ops_rocm.triton.kv_places import ORDERS, places_of, scales_per
 from syncline.model_ops_rocm.triton.launch import (
     IS_INTERPRETED,
     LAUNCHER,
@@ -41,6 +41,7 @@ from syncline.model_ops_rocm.triton.targets import LaunchConfig, casts_natively
 SUPPORT: Final = KVSupport(
     op=PAGED_ATTENTION,
     backend="triton",
+    orders=ORDERS,
     block_sizes=(16, 256),
     max_head_dim=MAX_HEAD_DIM,
     head_dim_multiple=8,

@@ -30,11 +30,11 @@ from syncline.model_ops_rocm.triton.kernels.kv import (
     kv_write_kernel,
     kv_write_layout_kernel,
 )
-from syncline.model_ops_rocm.triton.kv_places import places_of, scales_per
+from syncline.model_ops_rocm.triton.kv_places import ORDERS, places_of, scales_per
 from syncline.model_ops_rocm.triton.launch import IS_INTERPRETED, LAUNCHER, require_reachable
 from syncline.model_ops_rocm.triton.targets import casts_natively
 
-SUPPORT: Final = KVSupport(op=KV_WRITE, backend="triton", max_head_dim=256)
+SUPPORT: Final = KVSupport(op=KV_WRITE, backend="triton", orders=ORDERS, max_head_dim=256)
 _CODES: Final = {
     torch.float8_e4m3fn: CodeType.E4M3FN,
     torch.float8_e4m3fnuz: CodeType.E4M3FNUZ,
