@@ -6,6 +6,7 @@ the last row that keeps what was there; a tile of queries that starts where the 
 """
 
 from collections.abc import Sequence as SequenceABC
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -268,6 +269,20 @@ def test_what_does_not_fit_is_refused_by_name() -> None:
         paged_attention(*call, scale=1.0, sinks_N=torch.zeros(3))
     with pytest.raises(ValueError, match=r"paged_attention: lse must be torch.float32"):
         paged_attention(*call, scale=1.0, lse_TN=torch.zeros(1, 4).double())
+    with pytest.raises(
+        ValueError, match=r"meta.seq_lens must be int64 or int32, got torch.float32"
+    ):
+        floats = replace(meta, seq_lens=meta.seq_lens.float())
+        paged_attention(q, kv.k_cache, kv.v_cache, floats, scale=1.0)
+    with pytest.raises(
+        ValueError, match=r"meta.block_tables must be int64 or int32, got torch.int16"
+    ):
+        shorts = replace(meta, block_tables=meta.block_tables.short())
+        paged_attention(q, kv.k_cache, kv.v_cache, shorts, scale=1.0)
+    strided = make_metadata([1, 1], [9, 9], kv.block_tables[[0, 0]], num_decode_rows=2)
+    strided = replace(strided, seq_lens=torch.tensor([[9, 0], [9, 0]], dtype=torch.int32)[:, 0])
+    with pytest.raises(ValueError, match=r"meta.seq_lens must be contiguous, got strides \(2,\)"):
+        paged_attention(queries(2), kv.k_cache, kv.v_cache, strided, scale=1.0)
     code = KVLayout(
         order=KVOrder.NHD,
         dtype=torch.float8_e4m3fn,

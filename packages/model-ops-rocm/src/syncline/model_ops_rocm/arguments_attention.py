@@ -13,6 +13,7 @@ import torch
 from syncline.model_ops_rocm.arguments import KV_COPY, KV_WRITE, check_caches
 from syncline.model_ops_rocm.checks import (
     FLOAT_DTYPES,
+    INDEX_DTYPES,
     refuse,
     require_contiguous,
     require_dtype,
@@ -131,6 +132,7 @@ def check_paged_attention(
         refuse(op, "q", f"have the {expected} tokens of the metadata", num_tokens)
     if expected is None and num_tokens < meta.num_decode_tokens:
         refuse(op, "q", f"have at least {meta.num_decode_tokens} tokens", num_tokens)
+    _check_step(meta)
     _check_options(num_tokens, num_heads, options)
 
 
@@ -174,6 +176,18 @@ def check_host_lengths(meta: AttentionMetadata, block_size: int) -> None:
             refuse(
                 PAGED_ATTENTION, f"meta.seq_len_list of row {row}", f"be in [0, {limit}]", length
             )
+
+
+def _check_step(meta: AttentionMetadata) -> None:
+    for name, tensor in (
+        ("meta.query_start_loc", meta.query_start_loc),
+        ("meta.seq_lens", meta.seq_lens),
+        ("meta.block_tables", meta.block_tables),
+    ):
+        if tensor.dtype not in INDEX_DTYPES:
+            refuse(PAGED_ATTENTION, name, "be int64 or int32", tensor.dtype)
+    require_contiguous(PAGED_ATTENTION, "meta.query_start_loc", meta.query_start_loc)
+    require_contiguous(PAGED_ATTENTION, "meta.seq_lens", meta.seq_lens)
 
 
 def _check_options(num_tokens: int, num_heads: int, options: AttentionOptions) -> None:

@@ -41,9 +41,10 @@ class AttentionMetadata:
     output is zero.
     """
 
-    query_start_loc: torch.Tensor  # int32[R + 1], tokens, cumulative
-    seq_lens: torch.Tensor  # int32[R], tokens of KV including this step's
-    block_tables: torch.Tensor  # int32[R, M], block ids
+    # int32 or int64, the first two contiguous.
+    query_start_loc: torch.Tensor  # [R + 1], tokens, cumulative
+    seq_lens: torch.Tensor  # [R], tokens of KV including this step's
+    block_tables: torch.Tensor  # [R, M], block ids
     num_decode_rows: int
     query_start_list: SequenceABC[int] | None = None
     seq_len_list: SequenceABC[int] | None = None

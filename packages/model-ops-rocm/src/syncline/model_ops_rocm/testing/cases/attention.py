@@ -31,6 +31,7 @@ class Step(NamedTuple):
     window: int | None = None
     has_sinks: bool = False
     batch_invariant: bool = False
+    index_dtype: torch.dtype = torch.int32
 
     def layout(self, dtype: torch.dtype) -> KVLayout:
         return KVLayout(
@@ -109,9 +110,9 @@ def _metadata(
     for query_len in lengths[0]:
         starts.append(starts[-1] + query_len)
     return AttentionMetadata(
-        query_start_loc=torch.tensor(starts, dtype=torch.int32).to(make.device),
-        seq_lens=torch.tensor(lengths[1], dtype=torch.int32).to(make.device),
-        block_tables=tables.to(make.device),
+        query_start_loc=torch.tensor(starts, dtype=step.index_dtype).to(make.device),
+        seq_lens=torch.tensor(lengths[1], dtype=step.index_dtype).to(make.device),
+        block_tables=tables.to(step.index_dtype).to(make.device),
         num_decode_rows=step.num_decode,
         query_start_list=tuple(starts) if step.on_host else None,
         seq_len_list=tuple(lengths[1]) if step.on_host else None,
@@ -205,6 +206,7 @@ CASES: Final[tuple[Case, ...]] = (
         "split-window-and-sinks",
         Step(max_lens=(600,), num_decode=1, heads=(5, 1), window=300, has_sinks=True),
     ),
+    _attention("mixed-int64", _MIXED._replace(index_dtype=torch.int64)),
     _attention("invariant", _MIXED._replace(batch_invariant=True)),
     _attention(
         "invariant-window-and-sinks",

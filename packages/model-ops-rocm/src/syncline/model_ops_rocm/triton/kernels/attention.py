@@ -119,7 +119,7 @@ def decode_kernel(  # noqa: PLR0915 - one program
     row = unit // NUM_KV_HEADS
     q_start = row * Q_LEN
     table = (table_ptr + row.to(tl.int64) * table_row, table_last)
-    seq_len = tl.load(lens_ptr + row)
+    seq_len = tl.load(lens_ptr + row).to(tl.int32)
     first_tile = split
     if WINDOW == 0:
         # Started beside the load of the length, not after it: the entry exists, whatever it holds.
@@ -187,17 +187,17 @@ def _row_of(block, starts_ptr, first_row, num_rows, BLOCK_Q: tl.constexpr):
     Row r's blocks start at starts[r] // BLOCK_Q + r, counted from the first row, which leaves room
     for each row's last, partial block.
     """
-    origin = tl.load(starts_ptr + first_row)
+    origin = tl.load(starts_ptr + first_row).to(tl.int32)
     low = 0
     high = num_rows + 1
     while high - low > 1:
         middle = (low + high) // 2
-        at = (tl.load(starts_ptr + first_row + middle) - origin) // BLOCK_Q + middle
+        at = (tl.load(starts_ptr + first_row + middle).to(tl.int32) - origin) // BLOCK_Q + middle
         if at <= block:
             low = middle
         else:
             high = middle
-    start = tl.load(starts_ptr + first_row + low)
+    start = tl.load(starts_ptr + first_row + low).to(tl.int32)
     return low, start, block - ((start - origin) // BLOCK_Q + low)
 
 
@@ -265,8 +265,8 @@ def prefill_kernel(  # noqa: PLR0915 - one program
     kv_head = unit // NUM_GROUPS
     row, q_start, q_block = _row_of(block, starts_ptr, first_row, num_rows, BLOCK_Q)
     if row < num_rows:
-        q_len = tl.load(starts_ptr + first_row + row + 1) - q_start
-        seq_len = tl.load(lens_ptr + first_row + row)
+        q_len = tl.load(starts_ptr + first_row + row + 1).to(tl.int32) - q_start
+        seq_len = tl.load(lens_ptr + first_row + row).to(tl.int32)
     else:
         q_len = num_tokens - q_start
         seq_len = 0
