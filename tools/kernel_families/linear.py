@@ -15,6 +15,7 @@ from syncline.model_ops_rocm.triton.configs.linear import (
     CODES_OF_BLOCKS,
     DECODED_FP32,
     MX,
+    VECTOR,
 )
 
 _WIDTH: Final = 4_096
@@ -39,10 +40,13 @@ def _columns(key: ConfigKey) -> int:
 
 
 def _linears(key: ConfigKey, num_tokens: int) -> Iterator[tuple[str, Arguments]]:
-    width = _columns(key)
+    width, depth = _columns(key), _WIDTH
+    tokens = _tokens(key, num_tokens)
+    if key.kind == VECTOR:
+        tokens, depth = 1, min(key.up_to, _WIDE)
     call: Arguments = {
-        "x_TK": empty(key, _tokens(key, num_tokens), _WIDTH),
-        "weight": empty(key, width, _WIDTH),
+        "x_TK": empty(key, tokens, depth),
+        "weight": empty(key, width, depth),
         "layout": RowMajor(),
     }
     yield "row-major", call | {"bias": empty(key, width)} if key.up_to == _FEW else call
@@ -119,7 +123,12 @@ _SUM: Final = frozenset({"sum_splits_kernel"})
 # Narrow: bias and scales, one number for each row of a tile, and what a tile of few rows of x in
 # one byte leaves to each thread.
 RULES: Final[Mapping[str, Rules]] = {
-    "linear": Rules(is_matrix=True, without_matrix=_SUM, max_narrow_loads=4, max_narrow_stores=16),
+    "linear": Rules(
+        is_matrix=True,
+        without_matrix=_SUM | {"linear_vector_kernel"},
+        max_narrow_loads=4,
+        max_narrow_stores=16,
+    ),
     "linear_quantised": Rules(
         is_matrix=True,
         without_matrix=_SUM,

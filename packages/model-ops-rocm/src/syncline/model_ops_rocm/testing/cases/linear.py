@@ -172,6 +172,8 @@ CASES: Final[tuple[Case, ...]] = (
     _linear(0, 64, width=48),
     _linear(1, 64, width=48),
     _linear(1, 1, width=1),
+    _linear(1, 2_300, width=37),
+    _linear(1, 1, 3_072, width=16, bias=False),
     _linear(3, 0, width=8),
     _linear(5, 37, width=33, bias=False),
     _linear(19, 96, width=64, layout=_SHUFFLED),

@@ -31,6 +31,8 @@ CODES_OF_BLOCKS: Final = "codes-of-blocks"
 DECODED: Final = "decoded"
 DECODED_FP32: Final = "decoded-fp32"
 MX: Final = "mx"
+# One row of x, whose buckets are columns of the weight.
+VECTOR: Final = "vector"
 # (arch, dtype) -> the most rows of x that Triton multiplies with a row-major weight as fast as the
 # vendor's library, which takes all beyond: cuBLAS, on an H200. Batch-invariant calls stay.
 FEWER_THAN_LIBRARY: Final[Mapping[tuple[str, torch.dtype], int]] = MappingProxyType(
@@ -123,6 +125,22 @@ _HALF: Final[Mapping[str, Buckets]] = {
         64: _few((64, 64, 128), 4, 4),
     },
 }
+
+
+def _vector(block_n: int, block_k: int, num_warps: int) -> LaunchConfig:
+    return LaunchConfig(
+        num_warps=num_warps,
+        fuses_multiply_add=True,
+        launch_pdl=True,
+        constants={"BLOCK_N": block_n, "BLOCK_K": block_k},
+    )
+
+
+_VECTOR: Final[Buckets] = {
+    2_048: _vector(4, 1_024, 4),
+    4_096: _vector(4, 2_048, 8),
+    ANY_WIDTH: _vector(8, 1_024, 4),
+}
 _FULL: Final[Mapping[str, Buckets]] = {
     "amd": {64: _few((16, 64, 32), 4, 2), ANY_WIDTH: _many((128, 64, 32), 8, 2)},
     "nvidia": {64: _few((16, 64, 32), 4, 3), ANY_WIDTH: _many((128, 64, 16), 8, 3)},
@@ -172,6 +190,8 @@ def table() -> Iterator[Row]:
     for arch in (*_AMD, "sm_90"):
         for dtype in HALF_DTYPES:
             yield from _rows("linear", arch, dtype, "", _HALF)
+            if arch not in _AMD:
+                yield from _buckets("linear", arch, dtype, VECTOR, _VECTOR)
         yield from _rows("linear", arch, torch.float32, "", _FULL)
         yield from _quantised(arch)
 

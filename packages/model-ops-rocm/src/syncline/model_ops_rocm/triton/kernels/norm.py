@@ -14,15 +14,11 @@ from syncline.model_ops_rocm.triton.kernels.quantise import encoded_tile
 def inverse_rms(x, eps, WIDTH: tl.constexpr):
     """Of float32 rows [R, W], zero beyond WIDTH: [R].
 
-    A sum's order is the layout's of the tile. That of wide rows is the same wherever their tile is;
-    heads share a tile with others, in another number in each op, so they are summed in float64,
-    where the squares' sum is exact, in any order, unless they differ by more than 2^20.
+    A sum's order is that of the tile's layout, which is another in each kernel and with each
+    number of warps. In float64 the sum of a row's squares is exact, so that its order does not
+    matter, unless they differ by more than a factor of 2^20 or so; then it is as good as exact.
     """
-    squares = x * x
-    if WIDTH <= 256:
-        total = tl.sum(squares.to(tl.float64), axis=1).to(tl.float32)
-    else:
-        total = tl.sum(squares, axis=1)
+    total = tl.sum((x * x).to(tl.float64), axis=1).to(tl.float32)
     mean = tl.div_rn(total, 1.0 * WIDTH)
     return tl.div_rn(1.0, tl.sqrt_rn(mean + eps))
 

@@ -13,7 +13,7 @@ from syncline.model_ops_rocm.triton.configs.linear import FEWER_THAN_LIBRARY, ki
 from syncline.model_ops_rocm.triton.geometry import Matrix, matrix_of
 from syncline.model_ops_rocm.triton.kernels.linear import linear_kernel
 from syncline.model_ops_rocm.triton.launch import IS_INTERPRETED, LAUNCHER, require_reachable
-from syncline.model_ops_rocm.triton.ops import library
+from syncline.model_ops_rocm.triton.ops import library, linear_vector
 from syncline.model_ops_rocm.triton.ops.products import (
     Product,
     chunk_of,
@@ -23,6 +23,8 @@ from syncline.model_ops_rocm.triton.ops.products import (
 )
 
 _SHUFFLED: Final = Shuffle16x16()
+# The bucket of the tables that one row would be in.
+_FEW_ROWS: Final = 16
 LAYOUTS: Final[tuple[WeightLayout, ...]] = (RowMajor(), _SHUFFLED)
 
 
@@ -63,6 +65,10 @@ class TritonLinear:
         if out is None:
             out = torch.empty(shape, dtype=x_TK.dtype, device=x_TK.device)
         x, (num_columns, depth) = matrix_of(LINEAR, "x", x_TK), weight.shape
+        if _is_for_vector(x, x_TK, weight, layout, batch_invariant=batch_invariant):
+            linear_vector.multiply_row(x_TK, weight, bias, out)
+            if not LAUNCHER.is_compiling:
+                return out
         rows = ANY_WIDTH if batch_invariant else x.num_rows
         kind = kind_for("", LAUNCHER.arch, rows, num_columns)
         chosen = LAUNCHER.config(LINEAR, x_TK.dtype, rows, kind)
@@ -103,6 +109,20 @@ class TritonLinear:
         )
         product.finish(target)
         return out
+
+
+def _is_for_vector(
+    x: Matrix,
+    x_TK: torch.Tensor,
+    weight: torch.Tensor,
+    layout: WeightLayout,
+    *,
+    batch_invariant: bool,
+) -> bool:
+    """Whether one row is multiplied by itself; compiled wherever one row may come."""
+    is_row = x.num_rows == 1 or (LAUNCHER.is_compiling and x.num_rows <= _FEW_ROWS)
+    is_plain = layout != _SHUFFLED and not batch_invariant
+    return is_row and is_plain and linear_vector.takes(x_TK, weight)
 
 
 def _is_for_library(product: Product, x: Matrix, weight: torch.Tensor) -> bool:

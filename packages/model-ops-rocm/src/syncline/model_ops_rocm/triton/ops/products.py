@@ -42,7 +42,7 @@ def split_bytes(op: str, weight: torch.Tensor, max_tokens: int) -> int:
     wanted = (op, LAUNCHER.arch, weight.dtype)
     largest = 0
     for key, config in CONFIGS.items():
-        if key[:3] == wanted and config.constants["SPLITS"] > 1:
+        if key[:3] == wanted and config.constants.get("SPLITS", 1) > 1:
             num_rows = min(key.up_to, max_tokens)
             largest = max(largest, config.constants["SPLITS"] * num_rows * weight.shape[0] * 4)
     return largest
