@@ -118,6 +118,7 @@ def check_paged_attention(
 ) -> None:
     """The rules that hold for every layout."""
     op = PAGED_ATTENTION
+    _check_metadata(op, meta)
     require_float(op, "q", q_TNH)
     if pool.layout.dtype in FLOAT_DTYPES:
         require_dtype(op, "q", q_TNH, pool.layout.dtype)
@@ -147,6 +148,13 @@ def check_copied(k_cache: torch.Tensor, v_cache: torch.Tensor) -> None:
     if sizes[0] != sizes[1]:
         limit = f"have {sizes[0][0]} blocks of {sizes[0][1]} elements"
         refuse(KV_COPY, "v_cache", limit, list(v_cache.shape))
+
+
+def _check_metadata(op: str, meta: AttentionMetadata) -> None:
+    require_index(op, "meta.query_start_loc", meta.query_start_loc, None)
+    require_index(op, "meta.seq_lens", meta.seq_lens, None)
+    if meta.block_tables.dtype not in INDEX_DTYPES:
+        refuse(op, "meta.block_tables", "be int64 or int32", meta.block_tables.dtype)
 
 
 def check_layout_write(

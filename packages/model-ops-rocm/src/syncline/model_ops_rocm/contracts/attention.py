@@ -65,6 +65,10 @@ class AttentionMetadata:
         return self.num_decode_tokens if is_decode else None
 
     def __post_init__(self) -> None:
+        if self.seq_lens.ndim != 1:
+            raise ValueError(
+                f"AttentionMetadata: seq_lens must be [R], got {list(self.seq_lens.shape)}"
+            )
         num_rows = self.seq_lens.shape[0]
         if self.block_tables.ndim != 2 or self.block_tables.shape[0] != num_rows:
             raise ValueError(

@@ -24,6 +24,15 @@ class AmaxPartial:
     bits: torch.Tensor
     counts: torch.Tensor
 
+    def __post_init__(self) -> None:
+        wanted = (("bits", self.bits, torch.int32), ("counts", self.counts, torch.int64))
+        for name, tensor, dtype in wanted:
+            if tensor.dtype is not dtype or tensor.shape != self.bits.shape:
+                raise ValueError(
+                    f"AmaxPartial: {name} must be {dtype} with shape {list(self.bits.shape)},"
+                    f" got {tensor.dtype} {list(tensor.shape)}"
+                )
+
     def combine(self, other: "AmaxPartial") -> "AmaxPartial":
         """Of both parts' elements, in new tensors; the order does not matter."""
         if self.logical_shape != other.logical_shape or self.bits.shape != other.bits.shape:

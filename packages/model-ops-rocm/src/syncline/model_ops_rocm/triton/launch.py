@@ -91,6 +91,12 @@ class Launcher:
             binary = kernel.run(
                 *args, grid=grid, warmup=self._compiled is not None, **constants, **options
             )
+        except TypeError as error:
+            # Triton describes what it would compile to the hook of `sealed`, as JSON, and fails at
+            # a constant that has none.
+            if "JSON serializable" not in str(error):
+                raise
+            binary = None
         finally:
             self._is_launching = False
         if binary is None:

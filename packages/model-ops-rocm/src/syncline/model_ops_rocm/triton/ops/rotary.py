@@ -26,6 +26,7 @@ def rotary_embedding(
         out_q, out_k = out
     reached = {"cos_sin_cache": cos_sin_cache, "positions": positions_T, "out": out_q}
     require_reachable(ROTARY, q=q_TNH, k=k_TKH, **reached)
+    require_reachable(ROTARY, out=out_k)
     num_tokens, num_heads, head_dim = q_TNH.shape
     num_kv_heads = k_TKH.shape[1]
     if num_tokens == 0 or num_heads + num_kv_heads == 0 or head_dim == 0:

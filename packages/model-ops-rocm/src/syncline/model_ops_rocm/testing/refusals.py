@@ -1,0 +1,124 @@
+"""Calls with one argument made wrong: each must be refused by name, or mean something.
+
+Unit: one change of one tensor of one parity case. Knows no op and no backend.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, fields, is_dataclass, replace
+
+import torch
+
+from syncline.model_ops_rocm.testing.parity import Arguments, Case, Maker, buffers_of
+
+Change = Callable[[torch.Tensor], torch.Tensor]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WrongCall:
+    """`case` with `change` made to the tensor `part` of `argument`; None: the argument itself."""
+
+    case: Case
+    argument: str
+    part: str | int | None
+    change: str
+    _apply: Change
+
+    def build(self, make: Maker) -> Arguments:
+        call = self.case.build(make)
+        given = call[self.argument]
+        return call | {self.argument: _put(given, self.part, self._apply)}
+
+    def __str__(self) -> str:
+        part = "" if self.part is None else f".{self.part}"
+        return f"{self.case}: {self.argument}{part} {self.change}"
+
+
+def one_per_shape_of_call(cases: Iterable[Case]) -> Iterator[Case]:
+    """Of each op, the first case for each set of arguments; without rows nothing is looked at."""
+    seen = set()
+    for case in cases:
+        names = frozenset(n for n, v in case.build(Maker(torch.float32)).items() if v is not None)
+        if (case.op, names) not in seen and not case.label.startswith(("0", "none")):
+            seen.add((case.op, names))
+            yield case
+
+
+def calls_elsewhere(case: Case, make: Maker) -> Iterator[WrongCall]:
+    """Each tensor of the case on the meta device."""
+    for argument, given in case.build(make).items():
+        for part, _ in _parts(given):
+            yield WrongCall(
+                case=case, argument=argument, part=part, change="elsewhere", _apply=_elsewhere
+            )
+
+
+def _elsewhere(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.to("meta")
+
+
+def wrong_calls(case: Case, make: Maker) -> Iterator[WrongCall]:
+    """Every change of every tensor of the case: of dtype, of rank, of sizes, of the last stride.
+
+    A wrong dtype is `dtype`, or `double` where a float64 takes the place of another float.
+    """
+    for argument, given in case.build(make).items():
+        for part, tensor in _parts(given):
+            for change, apply in _changes(tensor):
+                yield WrongCall(
+                    case=case, argument=argument, part=part, change=change, _apply=apply
+                )
+
+
+def bytes_of(call: Arguments) -> list[torch.Tensor]:
+    """Copies of every buffer of a call, as bytes."""
+    buffers = [buffer for value in call.values() for buffer in buffers_of(value)]
+    return [one.contiguous().reshape(-1).clone().view(torch.uint8) for one in buffers]
+
+
+def _parts(given: object) -> Iterator[tuple[str | int | None, torch.Tensor]]:
+    if isinstance(given, torch.Tensor):
+        yield None, given
+    elif isinstance(given, tuple):
+        yield from ((at, one) for at, one in enumerate(given) if isinstance(one, torch.Tensor))
+    elif is_dataclass(given) and not isinstance(given, type):
+        for field in fields(given):
+            one = getattr(given, field.name)
+            if isinstance(one, torch.Tensor):
+                yield field.name, one
+
+
+def _put(given: object, part: str | int | None, apply: Change) -> object:
+    if isinstance(given, torch.Tensor):
+        return apply(given)
+    if isinstance(given, tuple):
+        entries = [apply(one) if at == part else one for at, one in enumerate(given)]
+        # A named tuple is made from its entries, a plain one from a list of them.
+        return type(given)(*entries) if type(given) is not tuple else tuple(entries)
+    assert is_dataclass(given) and not isinstance(given, type) and isinstance(part, str)
+    return replace(given, **{part: apply(getattr(given, part))})
+
+
+def _changes(tensor: torch.Tensor) -> Iterator[tuple[str, Change]]:
+    if tensor.dtype in (torch.float32, torch.bfloat16, torch.float16):
+        yield "double", lambda one: one.double()
+    else:
+        yield "dtype", lambda one: one.view(torch.uint8).short() if one.ndim else one.short()
+    yield "rank + 1", lambda one: one.unsqueeze(0)
+    if not tensor.ndim or not tensor.numel():
+        return
+    yield "rank - 1", lambda one: one.select(0, 0)
+    yield "last size - 1", lambda one: one.narrow(-1, 0, one.shape[-1] - 1)
+    yield "first size + 1", lambda one: _repeated(one)
+    yield "last stride 2", lambda one: _spread(one)
+
+
+def _repeated(tensor: torch.Tensor) -> torch.Tensor:
+    """With its first row once more; not every dtype of a byte can be concatenated."""
+    plain = tensor.view(torch.uint8) if tensor.element_size() == 1 else tensor
+    return torch.cat((plain, plain[:1])).view(tensor.dtype)
+
+
+def _spread(tensor: torch.Tensor) -> torch.Tensor:
+    wide = torch.zeros((*tensor.shape, 2), dtype=tensor.dtype, device=tensor.device)
+    wide[..., 0] = tensor
+    return wide[..., 0]

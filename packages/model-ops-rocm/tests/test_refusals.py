@@ -1,0 +1,69 @@
+"""One argument made wrong in a call of each op: refused by name with nothing written, or meant.
+
+What the other backends refuse is compared with this one where they can run.
+"""
+
+from collections.abc import Callable
+from typing import cast
+
+import pytest
+import torch
+
+from syncline.model_ops_rocm import OpError, select
+from syncline.model_ops_rocm.registry import OPS
+from syncline.model_ops_rocm.testing.cases import CASES
+from syncline.model_ops_rocm.testing.parity import Case, Maker
+from syncline.model_ops_rocm.testing.refusals import (
+    WrongCall,
+    bytes_of,
+    one_per_shape_of_call,
+    wrong_calls,
+)
+
+# What the torch backend needs no memory for it does not look at.
+UNREAD = {"workspace"}
+# It stores weights of float64 too, as a format does.
+TAKES_DOUBLE = {("encode", "source"), ("amax_into", "source")}
+
+
+CALLED = list(one_per_shape_of_call(CASES))
+
+
+def test_every_op_is_called() -> None:
+    assert {case.op for case in CALLED} == set(OPS)
+
+
+def outcome(op: Callable[..., object], wrong: WrongCall) -> str | None:
+    """The refusal, which left every buffer as it was; None if the call was accepted."""
+    try:
+        call = wrong.build(Maker(torch.float32))
+    except ValueError as error:  # a value of several tensors, which is checked when it is made
+        return str(error)
+    before = bytes_of(call)
+    try:
+        op(**call)
+    except (ValueError, OpError) as error:
+        for one, other in zip(bytes_of(call), before, strict=True):
+            assert torch.equal(one, other), f"{wrong}: written before it was refused"
+        return str(error)
+    except Exception as error:  # noqa: BLE001 reason: whatever it is, it is no refusal
+        pytest.fail(f"{wrong}: {type(error).__name__}: {error}")
+    return None
+
+
+@pytest.mark.parametrize("case", CALLED, ids=str)
+def test_what_is_wrong_is_refused_by_op_argument_and_limit(case: Case) -> None:
+    op = cast(Callable[..., object], select(case.op, dtype=torch.float32))
+    for wrong in wrong_calls(case, Maker(torch.float32)):
+        refusal = outcome(op, wrong)
+        if wrong.argument in UNREAD:
+            continue
+        name = str(wrong.part) if isinstance(wrong.part, str) else wrong.argument
+        if wrong.change in ("double", "dtype") and (case.op, name) not in TAKES_DOUBLE:
+            assert refusal is not None, f"{wrong} was accepted"
+        if refusal is not None:
+            subject, _, rest = refusal.partition(" must ")
+            assert ", got " in rest or " got " in refusal, f"{wrong}: {refusal}"
+            assert subject.split(":")[0] in (case.op, "AttentionMetadata", "AmaxPartial") or (
+                refusal.startswith(("layout ", "storage format "))
+            ), f"{wrong}: {refusal}"
