@@ -11,6 +11,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+import torch
 
 from syncline.model_ops_rocm import registry
 from syncline.model_ops_rocm.testing.fake_aiter import FakeAiter, write_distribution
@@ -26,11 +27,14 @@ InstallAiter = Callable[..., FakeAiter]
 
 @pytest.fixture
 def install_aiter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[InstallAiter]:
-    """A function that installs the stand-in for an architecture, under a version."""
+    """A function that installs the stand-in for an architecture, under a version; seeds PyTorch."""
+    torch.manual_seed(0)
     monkeypatch.syspath_prepend(str(tmp_path))
 
-    def install(arch: str = "gfx942", version: str = "0.1.22+rocm7.2") -> FakeAiter:
-        fake = FakeAiter(arch)
+    def install(
+        arch: str = "gfx942", version: str = "0.1.22+rocm7.2", *, is_right: bool = False
+    ) -> FakeAiter:
+        fake = FakeAiter(arch, is_right=is_right)
         write_distribution(tmp_path, "amd-aiter", version)
         for name, module in fake.modules.items():
             monkeypatch.setitem(sys.modules, name, module)

@@ -16,7 +16,40 @@ from syncline.model_ops_rocm.aiter import BACKEND
 from syncline.model_ops_rocm.aiter.detect import Aiter, detect
 from syncline.model_ops_rocm.aiter.distribution import release_of, why_not_installed
 from syncline.model_ops_rocm.aiter.enums import ENUMS, ActivationType, QuantType
-from syncline.model_ops_rocm.aiter.interface import KNOWN_FAULTS, OP_FUNCTIONS, RECORD, KnownFault
+from syncline.model_ops_rocm.aiter.interface import (
+    KNOWN_FAULTS,
+    NO_FUNCTION,
+    OP_ENUMERATIONS,
+    OP_FUNCTIONS,
+    RECORD,
+    KnownFault,
+)
+from syncline.model_ops_rocm.aiter.ops.attention import AiterPagedAttention
+from syncline.model_ops_rocm.aiter.ops.dense import (
+    AiterRMSNorm,
+    AiterRotaryEmbedding,
+    AiterSiluAndMul,
+)
+from syncline.model_ops_rocm.aiter.ops.families import implementations
+from syncline.model_ops_rocm.aiter.ops.kv import AiterKVWrite
+from syncline.model_ops_rocm.aiter.ops.linear import AiterLinear, AiterLinearQuantised
+from syncline.model_ops_rocm.aiter.ops.moe import AiterMoeExperts, AiterMoeRoute
+from syncline.model_ops_rocm.aiter.ops.quantise import AiterQuantiseActivation, AiterRMSNormQuant
+from syncline.model_ops_rocm.backends import Missing
+from syncline.model_ops_rocm.contracts import (
+    KVWrite,
+    Linear,
+    LinearQuantised,
+    MoeExperts,
+    MoeRoute,
+    PagedAttention,
+    QuantiseActivation,
+    RMSNorm,
+    RMSNormQuant,
+    RotaryEmbedding,
+    SiluAndMul,
+)
+from syncline.model_ops_rocm.kv import KVLayout, KVOrder
 from syncline.model_ops_rocm.registry import OPS
 from syncline.model_ops_rocm.testing.fake_aiter import FakeAiter, write_distribution
 
@@ -44,9 +77,9 @@ def test_every_op_is_there_or_says_why_not(install_aiter: InstallAiter) -> None:
     install_aiter()
     for op in OPS:
         assert (why(op) is None) == (op in OP_FUNCTIONS)
-        assert why(op, "sm_90") == "it runs on gfx942, gfx950, not on sm_90"
-    assert why("embedding") == "AITER has no function for it that is on record"
-    assert BACKEND.absent.keys().isdisjoint(OP_FUNCTIONS)
+        elsewhere = "it runs on gfx942, gfx950, not on sm_90"
+        assert why(op, "sm_90") == (BACKEND.why_absent(op) or elsewhere)
+    assert why("embedding") == NO_FUNCTION
 
 
 def test_nothing_is_imported_to_list_what_there_is(install_aiter: InstallAiter) -> None:
@@ -203,6 +236,29 @@ def test_a_member_that_is_missing_is_named(install_aiter: InstallAiter) -> None:
     assert aiter.member(QuantType.PER_TOKEN) is members["per_Token"]
     with pytest.raises(BackendUnavailableError, match=r"ActivationType has no member SILU = 0"):
         aiter.member(ActivationType.SILU)
+    # The ops that pass such a member are not there; the others are.
+    missing = {op for op, one in implementations(aiter).items() if isinstance(one, Missing)}
+    assert missing == OP_ENUMERATIONS.keys()
+
+
+def test_an_op_with_several_functions_is_there_for_what_one_of_them_does(
+    install_aiter: InstallAiter,
+) -> None:
+    fake = install_aiter()
+    del fake.module("aiter")["reshape_and_cache_flash"]
+    write = implementations(found())["kv_write"]
+    assert isinstance(write, AiterKVWrite)
+    layout = KVLayout(order=KVOrder.NHD, dtype=torch.bfloat16, kernel_block_size=16)
+    cache, token = torch.zeros(2, 16, 1, 8).bfloat16(), torch.ones(1, 1, 8).bfloat16()
+    with pytest.raises(BackendUnavailableError, match=r"no aiter.reshape_and_cache_flash"):
+        write(token, token, cache, cache.clone(), torch.zeros(1).long(), layout=layout)
+    del fake.module("aiter")["reshape_and_cache"]
+    neither = implementations(found())["kv_write"]
+    assert isinstance(neither, Missing)
+    assert neither.why == (
+        "amd-aiter 0.1.22: it has no aiter.reshape_and_cache;"
+        " amd-aiter 0.1.22: it has no aiter.reshape_and_cache_flash"
+    )
 
 
 def test_a_fault_is_gone_from_the_release_that_is_known_to_be_right() -> None:
@@ -218,12 +274,41 @@ def test_the_document_has_every_op_and_function() -> None:
     page = Path(__file__).parents[3] / "docs" / "aiter.md"
     if not page.exists():
         pytest.skip("docs/aiter.md is not beside the package: the tests run from a wheel")
-    rows = {
-        line.split("|")[1].strip(): line for line in page.read_text().splitlines() if "|" in line
-    }
+    # A row without an op goes on with the op before.
+    rows: dict[str, str] = {}
+    op = ""
+    for line in page.read_text().splitlines():
+        if line.startswith("|"):
+            _, name, *cells = line.split("|")
+            op = name.strip() or op
+            rows[op] = rows.get(op, "") + "|".join(cells)
     for op, names in OP_FUNCTIONS.items():
         assert all(f"`{name}(" in rows[f"`{op}`"] for name in names), op
-    absent = " ".join(rows)
-    assert all(f"`{op}`" in absent for op in BACKEND.absent)
+    # Of the rest, the page names those that are absent for another reason than a missing function.
+    told = {op: BACKEND.why_absent(op) for op in OPS}
+    assert all(
+        why in (None, NO_FUNCTION) or f"`{op}`" in " ".join(rows) for op, why in told.items()
+    )
     for fault in KNOWN_FAULTS:
         assert fault.case in rows[f"`{fault.function}`"]
+
+
+def test_each_op_has_the_form_of_its_contract(install_aiter: InstallAiter) -> None:
+    """What mypy checks here: every parameter of the contract is taken, by its name."""
+    install_aiter()
+    aiter = found()
+    norm: RMSNorm = AiterRMSNorm(aiter)
+    rotary: RotaryEmbedding = AiterRotaryEmbedding(aiter)
+    activation: SiluAndMul = AiterSiluAndMul(aiter)
+    linear: Linear = AiterLinear(aiter)
+    product: LinearQuantised = AiterLinearQuantised(aiter)
+    quantise: QuantiseActivation = AiterQuantiseActivation(aiter)
+    norm_quant: RMSNormQuant = AiterRMSNormQuant(aiter)
+    write: KVWrite = AiterKVWrite(aiter)
+    attend: PagedAttention = AiterPagedAttention(aiter)
+    route: MoeRoute = AiterMoeRoute(aiter)
+    experts: MoeExperts = AiterMoeExperts(aiter)
+    ops = (norm, rotary, activation, linear, product, quantise, norm_quant)
+    ops_of_tokens = (write, attend, route, experts)
+    classes = {type(op).__name__ for op in (*ops, *ops_of_tokens)}
+    assert classes == {type(op).__name__ for op in implementations(aiter).values()}

@@ -7,7 +7,7 @@ one raises RuntimeError without ROCm. Knows no op.
 
 import importlib.metadata
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 
@@ -35,6 +35,10 @@ class Missing:
     why: str
 
 
+def _never_absent(op: str) -> str | None:
+    return None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Backend:
     """A source of kernels.
@@ -43,7 +47,7 @@ class Backend:
     of the backend. `load()` imports the library and maps each op in `entries` to an implementation
     of its contract, or to what is `Missing`; it raises BackendUnavailableError if the import fails.
     `prepare(implementation, examples)` compiles what calls with those arguments need.
-    `absent` says of ops that are not in `entries` why they are not.
+    `why_absent(op)` is None, or why the backend has the op nowhere, whatever is installed.
     """
 
     name: str
@@ -53,7 +57,7 @@ class Backend:
     why_not: Callable[[str], str | None]
     load: Callable[[], Mapping[str, object]]
     prepare: Callable[[object, Iterable[Mapping[str, object]]], None]
-    absent: Mapping[str, str] = field(default_factory=dict)
+    why_absent: Callable[[str], str | None] = _never_absent
 
 
 def why_not_installed(package: str) -> str | None:

@@ -287,7 +287,7 @@ def _why_not(op: str, backend: str, arch: str, dtype: torch.dtype) -> str | None
     chosen = BACKENDS[backend]
     of_op = [entry for entry in chosen.entries if entry.op == op]
     if not of_op:
-        return chosen.absent.get(op, "it does not have the op in this version")
+        return chosen.why_absent(op) or "it does not have the op in this version"
     why = chosen.why_not(arch)
     if why is not None:
         return why

@@ -16,18 +16,12 @@ from syncline.model_ops_rocm.aiter.distribution import (
     installed_version,
     why_not_installed,
 )
+from syncline.model_ops_rocm.aiter.interface import OP_FUNCTIONS, why_absent
 from syncline.model_ops_rocm.arch import detect_arch
 from syncline.model_ops_rocm.backends import Backend, OpEntry, why_not_arch
 
 _ARCHS: Final = ("gfx942", "gfx950")
 _DTYPES: Final = (torch.bfloat16, torch.float16)
-_OPS: Final = ("rms_norm", "rotary_embedding", "silu_and_mul", "linear")
-_NOT_ON_RECORD: Final = "AITER has no function for it that is on record"
-_ABSENT: Final[Mapping[str, str]] = {
-    "embedding": _NOT_ON_RECORD,
-    "gather_rows": _NOT_ON_RECORD,
-    "kv_copy_blocks": _NOT_ON_RECORD,
-}
 
 
 def _why_not(arch: str) -> str | None:
@@ -57,9 +51,9 @@ BACKEND: Final = Backend(
     name="aiter",
     package=PACKAGE,
     version=VERSION,
-    entries=tuple(OpEntry(op=op, archs=_ARCHS, dtypes=_DTYPES) for op in _OPS),
+    entries=tuple(OpEntry(op=op, archs=_ARCHS, dtypes=_DTYPES) for op in OP_FUNCTIONS),
     why_not=_why_not,
     load=_load,
     prepare=_prepare,
-    absent=_ABSENT,
+    why_absent=why_absent,
 )

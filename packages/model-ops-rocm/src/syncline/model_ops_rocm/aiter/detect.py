@@ -6,7 +6,7 @@ that lacks one function serves the ops that do without.
 
 import importlib
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from enum import IntEnum
 
@@ -14,7 +14,7 @@ import torch
 
 from syncline.model_ops_rocm.aiter.distribution import PACKAGE, VERSION
 from syncline.model_ops_rocm.aiter.enums import ENUMS, members_by_value
-from syncline.model_ops_rocm.aiter.interface import RECORD, AiterFunction
+from syncline.model_ops_rocm.aiter.interface import KNOWN_FAULTS, RECORD, AiterFunction, KnownFault
 from syncline.model_ops_rocm.errors import BackendUnavailableError
 
 Function = Callable[..., object]
@@ -28,6 +28,7 @@ class Aiter:
     functions: Mapping[str, Function]
     problems: Mapping[str, str]  # per function or enumeration that is not as recorded
     members: Mapping[str, Mapping[int, object]]  # per enumeration of AITER: by value
+    faults: frozenset[str]  # functions that this version may answer wrongly, as recorded
     device_type: str  # where its kernels run
     arch: Callable[[torch.device], str]
 
@@ -50,7 +51,13 @@ def unavailable(why: str) -> BackendUnavailableError:
     return BackendUnavailableError(backend="aiter", package=PACKAGE, version=VERSION, why=why)
 
 
-def detect(version: str, *, device_type: str, arch: Callable[[torch.device], str]) -> Aiter:
+def detect(
+    version: str,
+    *,
+    device_type: str,
+    arch: Callable[[torch.device], str],
+    known_faults: Iterable[KnownFault] = KNOWN_FAULTS,
+) -> Aiter:
     """Import AITER and look for everything on record.
 
     The import builds a C++ module, asks `rocminfo` for a GPU, and raises RuntimeError without ROCm:
@@ -82,6 +89,7 @@ def detect(version: str, *, device_type: str, arch: Callable[[torch.device], str
         functions=functions,
         problems=problems,
         members=members,
+        faults=frozenset(fault.function for fault in known_faults if fault.is_in(version)),
         device_type=device_type,
         arch=arch,
     )

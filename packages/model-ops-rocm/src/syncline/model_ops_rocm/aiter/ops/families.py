@@ -4,14 +4,18 @@ from collections.abc import Mapping
 from typing import Final
 
 from syncline.model_ops_rocm.aiter.detect import Aiter
-from syncline.model_ops_rocm.aiter.interface import OP_FUNCTIONS
+from syncline.model_ops_rocm.aiter.interface import OP_ENUMERATIONS, OP_FUNCTIONS
+from syncline.model_ops_rocm.aiter.ops.attention import AiterPagedAttention
 from syncline.model_ops_rocm.aiter.ops.common import AiterOp
 from syncline.model_ops_rocm.aiter.ops.dense import (
-    AiterLinear,
     AiterRMSNorm,
     AiterRotaryEmbedding,
     AiterSiluAndMul,
 )
+from syncline.model_ops_rocm.aiter.ops.kv import AiterKVWrite
+from syncline.model_ops_rocm.aiter.ops.linear import AiterLinear, AiterLinearQuantised
+from syncline.model_ops_rocm.aiter.ops.moe import AiterMoeExperts, AiterMoeRoute
+from syncline.model_ops_rocm.aiter.ops.quantise import AiterQuantiseActivation, AiterRMSNormQuant
 from syncline.model_ops_rocm.backends import Missing
 
 _CLASSES: Final[Mapping[str, type[AiterOp]]] = {
@@ -19,6 +23,13 @@ _CLASSES: Final[Mapping[str, type[AiterOp]]] = {
     "rotary_embedding": AiterRotaryEmbedding,
     "silu_and_mul": AiterSiluAndMul,
     "linear": AiterLinear,
+    "linear_quantised": AiterLinearQuantised,
+    "quantise_activation": AiterQuantiseActivation,
+    "rms_norm_quant": AiterRMSNormQuant,
+    "kv_write": AiterKVWrite,
+    "paged_attention": AiterPagedAttention,
+    "moe_route": AiterMoeRoute,
+    "moe_experts": AiterMoeExperts,
 }
 
 
@@ -32,6 +43,9 @@ def implementations(aiter: Aiter) -> dict[str, AiterOp | Missing]:
 
 def _why_missing(aiter: Aiter, op: str) -> str | None:
     """None if one of the op's functions is there: a call that needs another is refused then."""
-    problems = [aiter.problems.get(name) for name in OP_FUNCTIONS[op]]
-    missing = [why for why in problems if why is not None]
-    return "; ".join(missing) if len(missing) == len(problems) else None
+    members = [aiter.problems.get(name) for name in OP_ENUMERATIONS.get(op, ())]
+    functions = [aiter.problems.get(name) for name in OP_FUNCTIONS[op]]
+    missing = [why for why in members if why is not None]
+    if None not in functions:
+        missing += [why for why in functions if why is not None]
+    return "; ".join(missing) or None
