@@ -13,7 +13,7 @@ from typing import Final
 import torch
 from gpu_timing import Machine, Row
 
-FAMILIES: Final = ("attention", "decoding", "elementwise", "fused", "layer", "moe")
+FAMILIES: Final = ("attention", "decoding", "elementwise", "fused", "layer", "moe", "storing")
 _COLUMNS: Final = ("op", "shape", "backend", "us", "share of floor", "promised", "")
 _HEAD: Final = """\
 # Speed of the ops on a GPU

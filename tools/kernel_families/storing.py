@@ -111,6 +111,12 @@ def _encodings(key: ConfigKey, num_tokens: int) -> Iterator[tuple[str, Arguments
         return
     for variant, storage, dtype in _formats(key):
         yield variant, {"job": _job(storage, _shape(key, num_tokens), dtype)} | _others()
+    if key.kind == "block" and key.dtype is torch.bfloat16:
+        # Its codes have another granularity, so they are read as numbers.
+        job = _kept(_shape(key, num_tokens))
+        storage = StorageFormat(recipe=_recipe(key, Granularity.BLOCK_1X128))
+        out = _job(storage, _shape(key, num_tokens), torch.float32).out
+        yield "from-codes", {"job": EncodeJob.whole(storage, out, job.source)} | _others()
 
 
 def _groups(key: ConfigKey, num_tokens: int) -> Iterator[tuple[str, Arguments]]:

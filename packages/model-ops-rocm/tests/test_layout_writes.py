@@ -266,11 +266,25 @@ def test_unfit_storage_is_refused(layout: WeightLayout) -> None:
         layout.inverse(tensor, shape=(16, 64))
 
 
-def test_a_format_refuses_a_layout_that_changes_the_shape() -> None:
-    for layout, shape in ((byte_tile_shuffle(pad_k_to=128), (16, 64)), (gfx1250_tiles(), (16, 64))):
-        storage = StorageFormat(recipe=Unquantised(torch.bfloat16), layout=layout)
-        with pytest.raises(FormatError, match=r"a layout that keeps the shape \[16, 64\]"):
-            storage.storage_spec(shape)
+def test_a_format_refuses_a_layout_that_pads_and_takes_one_that_merges_rows() -> None:
+    padded = StorageFormat(
+        recipe=Unquantised(torch.bfloat16), layout=byte_tile_shuffle(pad_k_to=128)
+    )
+    with pytest.raises(
+        FormatError, match=r"a layout that pads nothing of \[16, 64\], got \[16, 12"
+    ):
+        padded.storage_spec((16, 64))
+    merged = StorageFormat(recipe=Unquantised(torch.bfloat16), layout=gfx1250_tiles())
+    rows = torch.randn(2, 32, 64, generator=torch.Generator().manual_seed(4)).bfloat16()
+    assert merged.storage_spec(rows.shape)["weight"].shape == (2, 2, 1024)
+    parts = {"weight": torch.zeros(2, 2, 1024, dtype=torch.bfloat16)}
+    for start in (16, 0):
+        region = ((0, 2), (start, start + 16), (0, 64))
+        merged.encode_into(parts, rows[:, start : start + 16], region)
+    assert torch.equal(parts["weight"], gfx1250_tiles().apply(rows))
+    assert torch.equal(merged.decode(parts), rows)
+    with pytest.raises(LayoutError, match=r"stored columns % 16 == 0, got shape \[2, 2, 1025\]"):
+        merged.decode({"weight": torch.zeros(2, 2, 1025, dtype=torch.bfloat16)})
     fits = StorageFormat(recipe=Unquantised(torch.bfloat16), layout=byte_tile_shuffle(pad_k_to=64))
     weight = torch.randn(16, 64, generator=torch.Generator().manual_seed(3)).bfloat16()
     stored = {"weight": torch.zeros(16, 64, dtype=torch.bfloat16)}

@@ -4,6 +4,7 @@ Unit: logical elements in, stored bytes out. First load and every later update g
 `encode_into`, so both leave the same bytes. Knows no tensor's name, rank or transport.
 """
 
+import math
 from collections.abc import Mapping
 from collections.abc import Sequence as SequenceABC
 from dataclasses import dataclass, replace
@@ -75,12 +76,16 @@ class StorageFormat:
             stored = self.scale_layout.stored_shape(scale.shape, scale.dtype)
             spec[WEIGHT_SCALE] = TensorSpec(shape=stored, dtype=scale.dtype)
         weight = spec[WEIGHT]
-        stored_shape = self.layout.stored_shape(weight.shape, weight.dtype)
-        if stored_shape != weight.shape:
+        stored = self.layout.stored_shape(weight.shape, weight.dtype)
+        if math.prod(stored) != math.prod(weight.shape):
             # The logical shape is read off the stored weight, which padding would falsify: what is
             # padded is padded by the format, which records it.
-            self._refuse(f"a layout that keeps the shape {list(weight.shape)}", list(stored_shape))
-        return spec
+            self._refuse(f"a layout that pads nothing of {list(weight.shape)}", list(stored))
+        return spec | {WEIGHT: TensorSpec(shape=stored, dtype=weight.dtype)}
+
+    def codes(self, logical_shape: SequenceABC[int]) -> TensorSpec:
+        """The weight in logical order, with its padding: e2m1 has two codes in an element."""
+        return self.recipe.storage_spec(self._padded_shape(logical_shape))[WEIGHT]
 
     def scale_grid(self, logical_shape: SequenceABC[int]) -> TensorSpec:
         """The scales in logical order, as `scales` makes them. FormatError if there are none."""
@@ -186,7 +191,10 @@ class StorageFormat:
         assert codes is not None
         weight = encoded.tensors[WEIGHT]
         self.layout.apply_into(
-            out[WEIGHT], weight.to(out[WEIGHT].device), codes, shape=out[WEIGHT].shape
+            out[WEIGHT],
+            weight.to(out[WEIGHT].device),
+            codes,
+            shape=self.codes(logical_shape).shape,
         )
         for name, part in self.recipe.scale_region(padded, stored).items():
             part_scales = encoded.tensors[name]
@@ -291,7 +299,8 @@ class StorageFormat:
         """The logical tensor: in the stored dtype if unquantised, else float32."""
         logical_shape = self._check_storage(stored)
         logical = dict(stored)
-        logical[WEIGHT] = self.layout.inverse(stored[WEIGHT], shape=stored[WEIGHT].shape)
+        shape = self.codes(logical_shape).shape
+        logical[WEIGHT] = self.layout.inverse(stored[WEIGHT], shape=shape)
         if WEIGHT_SCALE in stored:
             grid = self.scale_grid(logical_shape).shape
             logical[WEIGHT_SCALE] = self.scale_layout.inverse(stored[WEIGHT_SCALE], shape=grid)
@@ -369,7 +378,8 @@ class StorageFormat:
         """The logical shape, or FormatError unless `stored` is exactly this format's tensors."""
         if WEIGHT not in stored:
             self._refuse(f"a stored tensor named {WEIGHT!r}", sorted(stored))
-        logical_shape = self.recipe.logical_shape(stored[WEIGHT].shape)
+        codes_shape = self.layout.logical_shape(stored[WEIGHT].shape)
+        logical_shape = self.recipe.logical_shape(codes_shape)
         if self.padding is not None:
             logical_shape = (*logical_shape[:-2], self.padding.rows, self.padding.columns)
         check_stored(

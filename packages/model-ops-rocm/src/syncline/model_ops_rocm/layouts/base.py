@@ -36,6 +36,10 @@ class WeightLayout(Protocol):
         """The shape to allocate for a logical shape; the same one, for most layouts."""
         ...
 
+    def logical_shape(self, stored_shape: SequenceABC[int]) -> tuple[int, ...]:
+        """The shape that is stored in this one, if nothing of it is padding."""
+        ...
+
     def apply(self, logical: torch.Tensor, *, out: torch.Tensor | None = None) -> torch.Tensor:
         """The tensor in stored order: new contiguous storage, or every byte of `out`."""
         ...

@@ -114,6 +114,17 @@ class PermutedLayout:
         *lead, rows, columns = self.padded_shape(shape)
         return (*lead, rows // self.merged_rows, columns * self.merged_rows)
 
+    def logical_shape(self, stored_shape: SequenceABC[int]) -> tuple[int, ...]:
+        """Refuses columns that no shape with merged rows has."""
+        if self.merged_rows == 1 or len(stored_shape) < 2:
+            return tuple(stored_shape)
+        *lead, rows, columns = stored_shape
+        if columns % self.merged_rows != 0:
+            raise refuse(
+                self, f"stored columns % {self.merged_rows} == 0", f"shape {list(stored_shape)}"
+            )
+        return (*lead, rows * self.merged_rows, columns // self.merged_rows)
+
     def address(self, shape: SequenceABC[int], dtype: torch.dtype, index: SequenceABC[int]) -> int:
         """Where a logical element is stored, in elements from the start of the storage."""
         self.check(shape, dtype)
@@ -234,14 +245,7 @@ class PermutedLayout:
             return tuple(shape)
         if self.pads:
             raise refuse(self, "shape, the logical one, since it pads", None)
-        if self.merged_rows == 1 or stored.ndim < 2:
-            return tuple(stored.shape)
-        *lead, rows, columns = stored.shape
-        if columns % self.merged_rows != 0:
-            raise refuse(
-                self, f"stored columns % {self.merged_rows} == 0", f"shape {list(stored.shape)}"
-            )
-        return (*lead, rows * self.merged_rows, columns // self.merged_rows)
+        return self.logical_shape(stored.shape)
 
     def _pad(self, bits: torch.Tensor, shape: SequenceABC[int]) -> torch.Tensor:
         padded_shape = self.padded_shape(shape)

@@ -32,6 +32,9 @@ class RowMajor:
     def stored_shape(self, shape: SequenceABC[int], dtype: torch.dtype) -> tuple[int, ...]:
         return tuple(shape)
 
+    def logical_shape(self, stored_shape: SequenceABC[int]) -> tuple[int, ...]:
+        return tuple(stored_shape)
+
     def apply(self, logical: torch.Tensor, *, out: torch.Tensor | None = None) -> torch.Tensor:
         check_storage(self, logical)
         if out is None:

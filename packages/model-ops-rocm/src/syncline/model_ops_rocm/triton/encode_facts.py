@@ -70,13 +70,17 @@ class PlaceFacts:
 class EncodeFacts:
     """One kind of kernel. Every field is a plain value, and takes part in the compiled name."""
 
-    source: str  # float32, bfloat16, float16, or "bits" that are copied
+    # float32, bfloat16, float16, "bits" that are copied, or the type of codes that have scales.
+    source: str
     code: str  # a CodeType, a floating dtype, or "bits"
     weight: PlaceFacts = PlaceFacts()
     # Where all columns and strides of the source are multiples of `unit`, they come divided by it;
     # so do the strides of the stored weight, by `stored_unit`: 16 bytes.
     unit: int = 1
     stored_unit: int = 1
+    source_share: tuple[int, int] = (0, 0)
+    source_is_e8m0: bool = False
+    source_is_aligned: bool = False  # tiles start where the source's blocks do
     scales: Scales = "none"
     share: tuple[int, int] = (0, 0)
     scale_places: PlaceFacts = PlaceFacts()

@@ -12,12 +12,13 @@ import torch
 
 from syncline.model_ops_rocm.checks import FLOAT_DTYPES
 from syncline.model_ops_rocm.formats.quantised import Quantised
-from syncline.model_ops_rocm.formats.recipes import WEIGHT, Unquantised
+from syncline.model_ops_rocm.formats.recipes import Unquantised
 from syncline.model_ops_rocm.formats.storage_format import StorageFormat
 from syncline.model_ops_rocm.layouts.places import Places, places_of
-from syncline.model_ops_rocm.quant.scheme import CodeType, Granularity
+from syncline.model_ops_rocm.quant.scheme import CodeType, Granularity, ScaleType
 from syncline.model_ops_rocm.regions import Region
 from syncline.model_ops_rocm.triton.encode_facts import (
+    SHARES,
     EncodeFacts,
     PlaceFacts,
     Scales,
@@ -30,6 +31,7 @@ from syncline.model_ops_rocm.triton.encode_facts import (
 # The widest row whose scale is made in one pass: it is one tile.
 MAX_TOKEN_WIDTH: Final = 32_768
 _VECTOR_BYTES: Final = 16
+_CODED: Final = (CodeType.E4M3FN, CodeType.E4M3FNUZ)
 
 
 class Axis3(NamedTuple):
@@ -75,8 +77,7 @@ def slot_plan(
 
     FormatError for a layout that is no order of digits, or has too many of them.
     """
-    spec = storage_format.storage_spec(logical_shape)
-    weight = spec[WEIGHT]
+    weight = storage_format.codes(logical_shape)
     places = places_of(storage_format.layout, weight.shape, weight.dtype)
     if places is None or not has_place_facts(places):
         raise refuse_format(
@@ -162,25 +163,50 @@ class Part(NamedTuple):
     first: int
     matrices: int
     source_strides: tuple[int, int, int]  # matrix, row, column
+    scale_strides: tuple[int, int]  # of the scales of a source of codes: matrix, row
     weight: Axis3
     source_at: int  # elements from the source's start
+    scale_at: int
+
+
+class Source(NamedTuple):
+    """What is stored: numbers, or codes and their scales, whose last dimension is contiguous."""
+
+    values: torch.Tensor
+    scales: torch.Tensor | None = None
+
+    @property
+    def strides(self) -> tuple[int, int, int]:
+        """Of a matrix, a row and a column; a vector is one row."""
+        stride = self.values.stride()
+        if len(stride) > 1:
+            matrix, row, column = (0, *stride)[-3:]
+            return matrix, row, column
+        return 0, 0, stride[0] if stride else 1
+
+    @property
+    def scale_strides(self) -> tuple[int, ...]:
+        return () if self.scales is None else self.scales.stride()
 
 
 def parts_of(
     plan: SlotPlan,
     padded: Region,
     region: Region,
-    source: torch.Tensor,
+    source: Source,
     weight: torch.Tensor,
 ) -> list[Part]:
     """One part for each index of the leading dimensions but the last of them."""
     rows, columns = ((0, 1), (0, 1), *region)[-2:]
     (_, row_end), (_, column_end) = ((0, 1), (0, 1), *padded)[-2:]
-    strides = (0, 0, *source.stride())[-3:] if source.ndim > 1 else (0, 0, *source.stride(), 1)[:3]
+    strides = source.strides
     high, wide = plan.facts.share
     row_box = Box(rows[0] // max(high, 1) * max(high, 1), *rows, row_end)
     column_box = Box(columns[0] // max(wide, 1) * max(wide, 1), *columns, column_end)
-    facts = _with_units(plan, (*column_box, *strides[:2]), strides[2], source, weight)
+    is_aligned = row_box.origin == row_box.start and column_box.origin == column_box.start
+    facts = _with_units(
+        plan, is_aligned, (*column_box, *strides[:2]), strides[2], source.values, weight
+    )
     unit, stored_unit = facts.unit, facts.stored_unit
     weight_axis = Axis3(
         plan.weight.matrix // stored_unit,
@@ -188,6 +214,7 @@ def parts_of(
         plan.weight.part,
         plan.weight.part_stride // stored_unit,
     )
+    scale_strides = (0, 0, 0, *source.scale_strides)[-3:-1]
     return [
         Part(
             facts=facts,
@@ -196,30 +223,58 @@ def parts_of(
             first=first,
             matrices=matrices,
             source_strides=(strides[0] // unit, strides[1] // unit, strides[2]),
+            scale_strides=(scale_strides[0], scale_strides[1]),
             weight=weight_axis,
             source_at=source_at,
+            scale_at=scale_at,
         )
-        for first, matrices, source_at in matrix_runs(plan.lead, region[:-2], source.stride())
+        for (first, matrices, source_at), (_, _, scale_at) in zip(
+            matrix_runs(plan.lead, region[:-2], source.values.stride()),
+            matrix_runs(plan.lead, region[:-2], source.scale_strides or (0,) * len(plan.lead)),
+            strict=True,
+        )
     ]
 
 
 def _with_units(
     plan: SlotPlan,
+    is_aligned: bool,
     multiples: tuple[int, ...],
     column_stride: int,
     source: torch.Tensor,
     weight: torch.Tensor,
 ) -> EncodeFacts:
     """The facts, with the widest units that all these numbers and addresses are multiples of."""
-    unit = 32 if plan.facts.code == CodeType.E2M1 else 16
+    unit = _unit(plan.facts)
     is_wide = column_stride == 1 and all(number % unit == 0 for number in multiples)
     is_wide = is_wide and source.data_ptr() % _VECTOR_BYTES == 0
     is_stored_wide = plan.is_unit_wide and weight.data_ptr() % _VECTOR_BYTES == 0
-    return replace(
-        plan.facts,
-        unit=unit if is_wide else 1,
-        stored_unit=_VECTOR_BYTES // weight.itemsize if is_stored_wide else 1,
+    return _facts_with(
+        *(plan.facts, unit if is_wide else 1),
+        _VECTOR_BYTES // weight.itemsize if is_stored_wide else 1,
+        is_aligned and plan.facts.source in _CODED,
     )
+
+
+def _unit(facts: EncodeFacts) -> int:
+    """Elements: 16 bytes of codes."""
+    return 32 if facts.code == CodeType.E2M1 else 16
+
+
+def coded_plan(plan: SlotPlan, made_by: Quantised) -> SlotPlan:
+    """For a source of codes that such a recipe would store."""
+    facts = replace(
+        plan.facts,
+        source=made_by.code.value,
+        source_share=SHARES[made_by.granularity],
+        source_is_e8m0=made_by.scale is ScaleType.E8M0,
+    )
+    return replace(plan, facts=facts)
+
+
+@lru_cache(maxsize=4_096)
+def _facts_with(facts: EncodeFacts, unit: int, stored_unit: int, is_aligned: bool) -> EncodeFacts:
+    return replace(facts, unit=unit, stored_unit=stored_unit, source_is_aligned=is_aligned)
 
 
 def matrix_runs(

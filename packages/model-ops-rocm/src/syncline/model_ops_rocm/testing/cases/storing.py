@@ -16,6 +16,7 @@ from syncline.model_ops_rocm.layouts import (
     e8m0_shuffle,
     gate_up_rows,
     gate_up_shuffle,
+    gfx1250_tiles,
 )
 from syncline.model_ops_rocm.quant import CodeType, E8m0Mode, Granularity, ScaleType, ZeroRule
 from syncline.model_ops_rocm.regions import Region, full_region, region_view
@@ -166,8 +167,8 @@ CASES: Final[tuple[Case, ...]] = (
     _whole(ROWS, 7, 257, pad=3),
     _whole(ROWS, 200),
     _whole(ROWS, 5, 260, bad=float("nan")),
-    _whole(SQUARES, 130, 200, bad=float("inf")),
-    _whole(_with(SQUARES, layout=Shuffle16x16()), 2, 144, 256),
+    _whole(SQUARES, 130, 100, bad=float("inf")),
+    _whole(_with(SQUARES, layout=Shuffle16x16()), 2, 144, 128),
     _whole(TOKEN, 3, 1),
     _whole(TOKEN, 9, 100, pad=1),
     _whole(StorageFormat(recipe=_recipe(Granularity.TOKEN, INT8)), 5, 600),
@@ -178,6 +179,7 @@ CASES: Final[tuple[Case, ...]] = (
     _whole(StorageFormat(recipe=_recipe(Granularity.TENSOR, FNUZ, clamp=224.0)), 1, 3),
     _whole(_with(ROWS, layout=gate_up_shuffle(gate_up=True)), 2, 64, 128),
     _whole(_with(ROWS, layout=gate_up_rows()), 6, 130),
+    _whole(_with(ROWS, layout=gfx1250_tiles()), 32, 96),
     _whole(MXFP4, 40, 320),
     _whole(_with(MXFP4, layout=Shuffle16x16(), padding=_PADDING), 37, 45),
     _whole(StorageFormat(recipe=_mx(FN, E8m0Mode.ROUND_DOWN)), 3, 65),

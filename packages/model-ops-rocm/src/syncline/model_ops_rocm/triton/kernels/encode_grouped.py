@@ -60,6 +60,7 @@ def encode_grouped_kernel(
     TILES: tl.constexpr,
     BLOCK_ROWS: tl.constexpr,
     BLOCK_COLUMNS: tl.constexpr,
+    ACROSS: tl.constexpr,
 ):
     SOURCE_IS_WIDE: tl.constexpr = FACTS.unit > 1
     WEIGHT_IS_WIDE: tl.constexpr = FACTS.stored_unit > 1
@@ -84,6 +85,12 @@ def encode_grouped_kernel(
         encode_tile(
             (
                 source + matrix * _field(table_ptr, job, 15, FIELDS) * UNIT,
+                _field(table_ptr, job, 16, FIELDS),
+                _field(table_ptr, job, 17, FIELDS),
+                source,  # no codes here, so no scales of theirs
+                0,
+            ),
+            (
                 weight + stored * _field(table_ptr, job, 19, FIELDS) * STORED_UNIT,
                 scale + stored * _field(table_ptr, job, 23, FIELDS),
                 read + stored * _field(table_ptr, job, 27, FIELDS),
@@ -102,7 +109,6 @@ def encode_grouped_kernel(
                 _number(table_ptr, job, 13, FIELDS),
                 _number(table_ptr, job, 14, FIELDS),
             ),
-            (_field(table_ptr, job, 16, FIELDS), _field(table_ptr, job, 17, FIELDS)),
             (
                 _field(table_ptr, job, 20, FIELDS),
                 _number(table_ptr, job, 21, FIELDS),
@@ -117,4 +123,5 @@ def encode_grouped_kernel(
             FACTS,
             BLOCK_ROWS,
             BLOCK_COLUMNS,
+            ACROSS,
         )

@@ -7,12 +7,11 @@ integer maximum, in whatever order programs come to it; the same holds for the c
 import triton
 import triton.language as tl
 
-from syncline.model_ops_rocm.triton.kernels.encode import (
-    amax_bits_of,
+from syncline.model_ops_rocm.triton.kernels.encode import amax_bits_of
+from syncline.model_ops_rocm.triton.kernels.weight_tiles import (
     column_places,
     numbers,
     row_places,
-    tile_of_source,
 )
 
 
@@ -29,10 +28,12 @@ def _overlaps(first, box, NUM: tl.constexpr, SIZE: tl.constexpr):
         *("row_origin", "row_start", "row_stop", "row_end"),
         *("column_origin", "column_start", "column_stop", "column_end", "source_matrix"),
         *("source_row", "first_matrix", "grid_matrix", "grid_row"),
+        *("source_scale_matrix", "source_scale_row"),
     ]
 )
 def amax_kernel(
     source_ptr,
+    source_scale_ptr,
     bits_ptr,
     counts_ptr,
     row_origin,
@@ -46,6 +47,8 @@ def amax_kernel(
     source_matrix,
     source_row,
     source_column,
+    source_scale_matrix,
+    source_scale_row,
     first_matrix,
     grid_matrix,
     grid_row,
@@ -65,13 +68,18 @@ def amax_kernel(
     matrix = tl.program_id(2).to(tl.int64)
     first_row = row_origin + tl.program_id(1) * BLOCK_ROWS
     first_column = column_origin * UNIT + tl.program_id(0) * BLOCK_COLUMNS
-    rows = first_row + tl.arange(0, BLOCK_ROWS)
-    columns = first_column + tl.arange(0, BLOCK_COLUMNS)
     row_box = (row_origin, row_start, row_stop, row_end)
     column_box = (column_origin, column_start, column_stop, column_end)
-    strides = (source_row, source_column)
-    at, is_read = tile_of_source(rows, columns, row_box, column_box, strides, UNIT)
-    x = numbers(source_ptr + matrix * source_matrix * UNIT, at, is_read, FACTS)
+    source = (
+        source_ptr + matrix * source_matrix * UNIT,
+        source_row,
+        source_column,
+        source_scale_ptr + matrix * source_scale_matrix,
+        source_scale_row,
+    )
+    x = numbers(
+        *(source, first_row, first_column, row_box, column_box, FACTS, BLOCK_ROWS, BLOCK_COLUMNS)
+    )
     bits = amax_bits_of(tl.reshape(x, (R, TILE_HIGH, C, TILE_WIDE)), FACTS)
     # One NaN for all that is not finite.
     bits = tl.where(bits >= 0x7F800000, 0x7FC00000, bits)

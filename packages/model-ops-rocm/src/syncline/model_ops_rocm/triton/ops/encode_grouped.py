@@ -16,20 +16,19 @@ from syncline.model_ops_rocm.formats.coded import CodedSource
 from syncline.model_ops_rocm.formats.jobs import EncodeJob
 from syncline.model_ops_rocm.formats.recipes import WEIGHT, WEIGHT_SCALE, TensorSpec
 from syncline.model_ops_rocm.regions import region_numel
-from syncline.model_ops_rocm.triton.encode_facts import EncodeFacts, dtype_name
-from syncline.model_ops_rocm.triton.encode_plan import Part, SlotPlan, parts_of, slot_plan
+from syncline.model_ops_rocm.triton.encode_facts import EncodeFacts
+from syncline.model_ops_rocm.triton.encode_plan import Part, SlotPlan, parts_of
 from syncline.model_ops_rocm.triton.kernels.encode_grouped import encode_grouped_kernel
 from syncline.model_ops_rocm.triton.launch import IS_INTERPRETED, LAUNCHER, require_reachable
-from syncline.model_ops_rocm.triton.ops.encode import (
+from syncline.model_ops_rocm.triton.ops.encode import check_job, encode_coded, mode_of
+from syncline.model_ops_rocm.triton.ops.encode_launch import (
     Chosen,
-    check_job,
+    Tile,
     chosen_for,
-    encode_coded,
     fill_padding,
-    mode_of,
     numbers_of,
+    plan_of,
     raw,
-    target,
     tensors_of,
     tile_of,
     tiles_of,
@@ -47,7 +46,7 @@ class _Kind:
 
     facts: EncodeFacts
     chosen: Chosen
-    tile: tuple[int, int]
+    tile: Tile
     source: torch.Tensor  # of one of the jobs, for their types
     tensors: _Tensors
     num_jobs: int = 0
@@ -141,10 +140,9 @@ class _Table:
             limit = "have scales given where one pass over the source cannot make them"
             refuse(ENCODE_GROUPED, "jobs", limit, storage_format.describe())
         assert mode != "keep"
-        dtype = source.dtype
-        plan = slot_plan(storage_format, shape, dtype_name(dtype), mode, target(dtype))
+        plan, taken, _ = plan_of(storage_format, shape, mode, source)
         padded, touched = storage_format.padded_region(region), None
-        parts = parts_of(plan, padded, region, source, job.out[WEIGHT])
+        parts = parts_of(plan, padded, region, taken, job.out[WEIGHT])
         if mode != "none" and region_numel(region):
             touched = storage_format.touched_scales(shape, region)
         scales = job.scales
@@ -167,7 +165,7 @@ class _Table:
         source = job.source
         assert isinstance(source, torch.Tensor)
         chosen = chosen_for(plan, source.dtype, ENCODE_GROUPED)
-        tile = tile_of(chosen, plan.shape[1])
+        tile = tile_of(chosen, plan)
         key = (part.facts, chosen[0], tile)
         if key not in self._kinds:
             taken = raw(source) if part.facts.source == "bits" else numbers_of(source)
@@ -235,7 +233,12 @@ def _launch(kinds: list[_Kind], workspace: torch.Tensor) -> None:
             (-(-kind.num_tiles // tiles),),
             kind.chosen,
             (rows[start:stop], kind.source, *kind.tensors, kind.num_jobs, kind.num_tiles),
-            {"FACTS": kind.facts, "FIELDS": FIELDS, "BLOCK_COLUMNS": kind.tile[1]},
+            {
+                "FACTS": kind.facts,
+                "FIELDS": FIELDS,
+                "BLOCK_COLUMNS": kind.tile.block_columns,
+                "ACROSS": kind.tile.across,
+            },
         )
         start = stop
 

@@ -1,0 +1,271 @@
+"""The launches that store weights, and those that look for maxima: knows checked arguments alone.
+
+Unit: one region of one slot, or the grid of its scales.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Final, NamedTuple
+
+import torch
+
+from syncline.model_ops_rocm.formats.coded import CodedSource
+from syncline.model_ops_rocm.formats.jobs import EncodeJob
+from syncline.model_ops_rocm.formats.recipes import WEIGHT, WEIGHT_SCALE
+from syncline.model_ops_rocm.formats.storage_format import StorageFormat
+from syncline.model_ops_rocm.layouts.base import as_bits
+from syncline.model_ops_rocm.regions import Region
+from syncline.model_ops_rocm.triton.configs.base import ANY_WIDTH, ConfigKey
+from syncline.model_ops_rocm.triton.encode_facts import EncodeFacts, Scales, dtype_name
+from syncline.model_ops_rocm.triton.encode_plan import (
+    Part,
+    SlotPlan,
+    Source,
+    coded_plan,
+    matrix_runs,
+    parts_of,
+    slot_plan,
+)
+from syncline.model_ops_rocm.triton.geometry import power_of_two
+from syncline.model_ops_rocm.triton.kernels.encode import encode_kernel
+from syncline.model_ops_rocm.triton.kernels.scale_grid import amax_kernel, fill_scales_kernel
+from syncline.model_ops_rocm.triton.launch import IS_INTERPRETED, LAUNCHER
+from syncline.model_ops_rocm.triton.targets import LaunchConfig
+
+ENCODE: Final = "encode"
+AMAX: Final = "amax_into"
+Chosen = tuple[ConfigKey, LaunchConfig]
+_MAX_GRID: Final = 65_535  # of the second and third dimension
+
+
+def kind_of(facts: EncodeFacts) -> str:
+    """Which configurations serve such a kernel."""
+    if facts.scales != "own":
+        return "spread"
+    if facts.share[1] == 0:
+        return "token"
+    return "128x128" if facts.share[0] == 128 else "block"
+
+
+class Tile(NamedTuple):
+    """What one program stores at a time, and the blocks that it takes one after another."""
+
+    rows: int
+    columns: int
+    block_columns: int
+    across: int
+
+
+def tile_of(chosen: Chosen, plan: SlotPlan) -> Tile:
+    """A row whose scale is its own is one tile wide, and a square that shares one is one tile."""
+    constants, facts = chosen[1].constants, plan.facts
+    rows, columns = constants["BLOCK_ROWS"], constants.get("BLOCK_COLUMNS")
+    if kind_of(facts) != "token":
+        assert columns is not None
+        high = facts.share[0] if facts.scales == "own" else 0
+        return Tile(max(rows, high), columns, columns, 1)
+    columns = max(power_of_two(plan.shape[1]), 32) if columns is None else columns
+    across = -(-plan.shape[1] // columns)
+    return Tile(rows, columns * across, columns, across)
+
+
+def raw(tensor: torch.Tensor) -> torch.Tensor:
+    """As kernels take it: bfloat16 and what has no arithmetic of its own as integers."""
+    if tensor.dtype in (torch.float32, torch.float16, torch.int32):
+        return tensor
+    return as_bits(tensor)
+
+
+def numbers_of(source: torch.Tensor) -> torch.Tensor:
+    """A source that is not copied but converted: the interpreter takes bfloat16 as integers."""
+    return raw(source) if IS_INTERPRETED else source
+
+
+def plan_of(
+    storage_format: StorageFormat,
+    shape: tuple[int, ...],
+    mode: Scales,
+    source: torch.Tensor | CodedSource,
+) -> tuple[SlotPlan, Source, torch.dtype]:
+    """The plan for a source, the source as kernels take it, and the dtype whose rows serve it."""
+    if isinstance(source, CodedSource):
+        dtype = torch.bfloat16
+        plan = slot_plan(storage_format, shape, source.recipe.code.value, mode, target(dtype))
+        scales = raw(source.weight.scale.contiguous())
+        return coded_plan(plan, source.recipe), Source(raw(source.weight.codes), scales), dtype
+    dtype = source.dtype
+    plan = slot_plan(storage_format, shape, dtype_name(dtype), mode, target(dtype))
+    taken = raw(source) if plan.facts.source == "bits" else numbers_of(source)
+    return plan, Source(taken), dtype
+
+
+def launch_encode(
+    job: EncodeJob,
+    shape: tuple[int, ...],
+    mode: Scales,
+    others: tuple[torch.Tensor | None, torch.Tensor | None],
+) -> None:
+    """Of a checked job; `others` are the scales or maxima to read, and the flag."""
+    storage_format, region = job.storage_format, job.region
+    plan, source, dtype = plan_of(storage_format, shape, mode, job.source)
+    tensors = tensors_of(job.out, others)
+    parts = parts_of(plan, storage_format.padded_region(region), region, source, tensors[0])
+    launch_parts(plan, parts, chosen_for(plan, dtype), source, tensors)
+    if plan.facts.scales != "none":
+        fill_padding(job, shape, plan)
+
+
+def tensors_of(
+    out: Mapping[str, torch.Tensor], others: tuple[torch.Tensor | None, torch.Tensor | None]
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Weight, scales, what is read and the flag; the weight stands for what is not there."""
+    read, nonfinite = others
+    weight = raw(out[WEIGHT])
+    scale = raw(out.get(WEIGHT_SCALE, out[WEIGHT]))
+    flag = weight if nonfinite is None else nonfinite.view(torch.uint8)
+    return weight, scale, scale if read is None else raw(read), flag
+
+
+def chosen_for(plan: SlotPlan, dtype: torch.dtype, op: str = ENCODE) -> Chosen:
+    """The configuration for sources of a dtype."""
+    kind = kind_of(plan.facts)
+    width = plan.shape[1] if kind == "token" else ANY_WIDTH
+    return LAUNCHER.config(op, row_dtype(dtype), width, kind)
+
+
+def row_dtype(dtype: torch.dtype) -> torch.dtype:
+    """Whose rows of the tables serve a source: float16's are those of bfloat16."""
+    return torch.bfloat16 if dtype is torch.float16 else dtype
+
+
+def launch_parts(
+    plan: SlotPlan,
+    parts: list[Part],
+    chosen: Chosen,
+    source: Source,
+    others: tuple[torch.Tensor, ...],
+) -> None:
+    tile = tile_of(chosen, plan)
+    for part in parts:
+        for grid, first_row, matrix in grids_of(part, tile):
+            LAUNCHER.launch(
+                encode_kernel,
+                grid,
+                chosen,
+                (
+                    *(*_from(source, part, matrix), *others),
+                    *(first_row, *part.rows[1:], *part.columns),
+                    *(*part.source_strides, *part.scale_strides, part.first + matrix),
+                    *(*part.weight, *plan.scale, plan.grid[0] * plan.grid[1], plan.grid[1]),
+                ),
+                {
+                    "FACTS": part.facts,
+                    "BLOCK_COLUMNS": tile.block_columns,
+                    "ACROSS": tile.across,
+                },
+            )
+
+
+def target(dtype: torch.dtype) -> tuple[str, bool]:
+    """The architecture at hand, and whether it adds to a product without rounding it first."""
+    key, _ = LAUNCHER.config(ENCODE, row_dtype(dtype), ANY_WIDTH, "spread")
+    return key.arch, not IS_INTERPRETED
+
+
+def tiles_of(part: Part, tile: Tile) -> tuple[int, int]:
+    """Tiles across and down one matrix."""
+    across = -(-(part.columns.end - part.columns.origin) * part.facts.unit // tile.columns)
+    return across, -(-(part.rows.end - part.rows.origin) // tile.rows)
+
+
+def grids_of(part: Part, tile: Tile) -> Iterator[tuple[tuple[int, int, int], int, int]]:
+    """Grids of tiles across, down and matrices; the first row and matrix of each, of the part's.
+
+    One, unless a dimension is longer than a grid may be.
+    """
+    across, down = tiles_of(part, tile)
+    for matrix in range(0, part.matrices, _MAX_GRID):
+        for row in range(0, down, _MAX_GRID):
+            grid = (across, min(down - row, _MAX_GRID), min(part.matrices - matrix, _MAX_GRID))
+            yield grid, part.rows.origin + row * tile.rows, matrix
+
+
+def _from(source: Source, part: Part, matrix: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Source and its scales from a matrix of the part on; the source stands for no scales."""
+    at = part.source_at + matrix * part.source_strides[0] * part.facts.unit
+    values = _moved(source.values, at)
+    if source.scales is None:
+        return values, values
+    return values, _moved(source.scales, part.scale_at + matrix * part.scale_strides[0])
+
+
+def _moved(tensor: torch.Tensor, offset: int) -> torch.Tensor:
+    if not offset:
+        return tensor
+    return tensor.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset() + offset)
+
+
+def fill_padding(job: EncodeJob, shape: tuple[int, ...], plan: SlotPlan) -> None:
+    """What the scale layout has behind the job's region, not empty, if it reaches the edge."""
+    touched = job.storage_format.touched_scales(shape, job.region)
+    whole = job.storage_format.scale_part(touched, shape)
+    fill(plan, raw(job.out[WEIGHT_SCALE]), touched, whole)
+
+
+def fill(plan: SlotPlan, scale: torch.Tensor, touched: Region, whole: Region) -> None:
+    """The padding of the scale layout behind a region that reaches the last scale."""
+    if whole == touched:
+        return
+    rows, columns = touched[-2:]
+    row_end, column_end = whole[-2][1], whole[-1][1]
+    chosen = LAUNCHER.config(ENCODE, torch.uint8, ANY_WIDTH, "fill")
+    block = chosen[1].constants
+    down = -(-(row_end - rows[0]) // block["BLOCK_ROWS"])
+    across = -(-(column_end - columns[0]) // block["BLOCK_COLUMNS"])
+    for first, matrices, _ in matrix_runs(plan.lead, touched[:-2], (0,) * len(plan.lead)):
+        for matrix in range(0, matrices, _MAX_GRID):
+            LAUNCHER.launch(
+                fill_scales_kernel,
+                (across, down, min(matrices - matrix, _MAX_GRID)),
+                chosen,
+                (scale, *rows, row_end, *columns, column_end, first + matrix, *plan.scale),
+                {"PLACES": plan.facts.scale_places},
+            )
+
+
+def launch_amax(
+    storage_format: StorageFormat,
+    shape: tuple[int, ...],
+    grids: tuple[torch.Tensor, torch.Tensor | None],
+    source: torch.Tensor | CodedSource,
+    region: Region,
+) -> None:
+    """Add to the maxima and, where there are any, the counts of the whole grid."""
+    bits, counts = grids
+    plan, taken, dtype = plan_of(storage_format, shape, "amax", source)
+    chosen = LAUNCHER.config(AMAX, row_dtype(dtype), ANY_WIDTH)
+    tile = tile_of(chosen, plan)
+    padded = storage_format.padded_region(region)
+    for part in parts_of(plan, padded, region, taken, taken.values):
+        facts = EncodeFacts(
+            source=part.facts.source,
+            source_share=part.facts.source_share,
+            source_is_e8m0=part.facts.source_is_e8m0,
+            source_is_aligned=part.facts.source_is_aligned,
+            code="",
+            share=part.facts.share,
+            unit=part.facts.unit,
+            max_is_float=part.facts.max_is_float,
+        )
+        for grid, first_row, matrix in grids_of(part, tile):
+            LAUNCHER.launch(
+                amax_kernel,
+                grid,
+                chosen,
+                (
+                    *(*_from(taken, part, matrix), bits, bits if counts is None else counts),
+                    *(first_row, *part.rows[1:], *part.columns),
+                    *(*part.source_strides, *part.scale_strides, part.first + matrix),
+                    *(plan.grid[0] * plan.grid[1], plan.grid[1]),
+                ),
+                {"FACTS": facts, "HAS_COUNTS": counts is not None},
+            )

@@ -1,0 +1,111 @@
+"""Speed of storing bfloat16 weights as fp8: 3 bytes an element move, however scales are made."""
+
+import statistics
+from collections.abc import Callable, Iterator
+
+import torch
+from gpu_timing import Machine, Row, node_seconds, num_operands
+
+from syncline.model_ops_rocm import (
+    CodeType,
+    EncodeJob,
+    Granularity,
+    Quantised,
+    Shuffle16x16,
+    StorageFormat,
+    Unquantised,
+    detect_arch,
+    select,
+)
+
+TARGET = 0.75
+ROWS = 8_192
+EXPERT = (768, 2_048)
+NUM_EXPERTS = 512
+
+
+def rows(machine: Machine, *, quick: bool) -> Iterator[Row]:
+    """The promised recipes, and the others unless `quick`."""
+    for granularity, columns in (
+        (Granularity.BLOCK_1X128, 8_192),
+        (Granularity.BLOCK_128X128, 8_192),
+        (Granularity.TOKEN, 4_096),
+        (Granularity.TOKEN, 12_288),
+    ):
+        yield _one(machine, _fp8(granularity), columns, TARGET)
+    if not quick:
+        for granularity in (Granularity.BLOCK_1X128, Granularity.BLOCK_128X128, Granularity.TOKEN):
+            shuffled = StorageFormat(recipe=_fp8(granularity).recipe, layout=Shuffle16x16())
+            yield _one(machine, shuffled, 8_192)
+        # Two passes: the floor is still that of one.
+        yield _one(machine, _fp8(Granularity.TENSOR), 8_192)
+        copied = StorageFormat(recipe=Unquantised(torch.bfloat16), layout=Shuffle16x16())
+        yield _one(machine, copied, 8_192)
+    yield _many(machine, _fp8(Granularity.BLOCK_1X128))
+
+
+def _fp8(granularity: Granularity) -> StorageFormat:
+    return StorageFormat(recipe=Quantised(granularity=granularity, code=CodeType.E4M3FN))
+
+
+def _job(storage: StorageFormat, shape: tuple[int, int]) -> EncodeJob:
+    out = {
+        name: torch.empty(spec.shape, dtype=spec.dtype, device="cuda")
+        for name, spec in storage.storage_spec(shape).items()
+    }
+    return EncodeJob.whole(storage, out, torch.randn(shape, dtype=torch.bfloat16, device="cuda"))
+
+
+def _num_bytes(job: EncodeJob) -> int:
+    stored = sum(tensor.numel() * tensor.itemsize for tensor in job.out.values())
+    return stored + 2 * job.source.shape.numel()
+
+
+def _one(
+    machine: Machine, storage: StorageFormat, columns: int, target: float | None = None
+) -> Row:
+    encode = select("encode", backend="triton", arch=detect_arch(), dtype=torch.bfloat16)
+    shape = (ROWS, columns)
+    nonfinite = torch.zeros(1, dtype=torch.bool, device="cuda")
+    num_bytes = encode.workspace_bytes(storage, shape)
+    workspace = torch.empty(num_bytes, dtype=torch.uint8, device="cuda")
+    jobs = [_job(storage, shape) for _ in range(num_operands(3 * ROWS * columns))]
+    calls: list[Callable[[], object]] = [
+        lambda job=job: encode(job, nonfinite=nonfinite, workspace=workspace)  # type: ignore[misc]  # a default binds the job
+        for job in jobs
+    ]
+    return Row(
+        op="encode",
+        shape=f"{ROWS} x {columns} {storage.describe()}",
+        backend="triton",
+        seconds=node_seconds(calls),
+        floor_s=_num_bytes(jobs[0]) / machine.copy_bytes_per_s,
+        target=target,
+    )
+
+
+def _many(machine: Machine, storage: StorageFormat) -> Row:
+    """Not in a graph: the time from the copy of the table to the end of the launch."""
+    grouped = select("encode_grouped", backend="triton", arch=detect_arch(), dtype=torch.bfloat16)
+    jobs = [_job(storage, EXPERT) for _ in range(NUM_EXPERTS)]
+    nonfinite = torch.zeros(1, dtype=torch.bool, device="cuda")
+    num_bytes = grouped.workspace_bytes(len(jobs))
+    workspace = torch.empty(num_bytes, dtype=torch.uint8, device="cuda")
+    times: list[float] = []
+    for _ in range(6):
+        events = [torch.cuda.Event(enable_timing=True) for _ in range(2)]  # type: ignore[no-untyped-call]  # as in torch
+        torch.cuda.synchronize()
+        # The host is ahead of the device, as it is in an update.
+        torch.cuda._sleep(30_000_000)  # type: ignore[no-untyped-call]  # as in torch
+        events[0].record()
+        grouped(jobs, nonfinite=nonfinite, workspace=workspace)
+        events[1].record()
+        events[1].synchronize()
+        times.append(float(events[0].elapsed_time(events[1])) * 1e-3)
+    return Row(
+        op="encode_grouped",
+        shape=f"{NUM_EXPERTS} of {EXPERT[0]} x {EXPERT[1]} {storage.describe()}",
+        backend="triton",
+        seconds=statistics.median(times[1:]),
+        floor_s=sum(map(_num_bytes, jobs)) / machine.copy_bytes_per_s,
+    )
