@@ -55,7 +55,7 @@ _SM_90: Final[Kinds] = {
         128: _overlapping(_tiles(4, 4, 64)),
         256: _overlapping(_tiles(8, 2, 64)),
     },
-    "prefill_fp8": {128: _tiles(8, 3, 64, 128), 256: _tiles(8, 2, 32, 128)},
+    "prefill_fp8": {128: _tiles(8, 3, 64, 128), 256: _tiles(8, 2, 16, 128)},
     "invariant": {
         128: _unfused(_tiles(4, 3, 64, 64)),
         256: _unfused(_tiles(4, 2, 32, 64)),
@@ -65,7 +65,7 @@ _AMD: Final[Kinds] = {
     "decode": {64: _tiles(4, 2, 64), 128: _tiles(4, 2, 32), 256: _tiles(4, 1, 32)},
     "prefill": {64: _tiles(4, 2, 64, 128), 128: _tiles(8, 1, 64, 128), 256: _tiles(8, 1, 32, 128)},
     "decode_fp8": {128: _tiles(4, 2, 32), 256: _tiles(4, 1, 32)},
-    "prefill_fp8": {128: _tiles(8, 1, 64, 128), 256: _tiles(8, 1, 32, 128)},
+    "prefill_fp8": {128: _tiles(8, 1, 64, 128), 256: _tiles(8, 1, 32, 64)},
     "invariant": {
         128: _unfused(_tiles(4, 1, 64, 64)),
         256: _unfused(_tiles(4, 1, 32, 64)),
