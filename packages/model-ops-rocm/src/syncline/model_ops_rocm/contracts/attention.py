@@ -235,8 +235,8 @@ class MergeStates(Protocol):
         """sum_p(parts * exp(lse)) / sum_p(exp(lse)) for [P, T, N, D] and float32 [P, T, N].
 
         In float32, rounded once to the dtype of the parts. `lse_TN` float32 [T, N] receives the log
-        of the divisor. A part whose lse is -inf is not read; where all are, the result is zero and
-        its lse -inf.
+        of the divisor. A part whose lse is -inf cannot reach the result, NaN included; where all
+        are, the result is zero and its lse -inf.
         """
         ...
 

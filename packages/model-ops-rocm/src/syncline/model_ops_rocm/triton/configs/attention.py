@@ -50,12 +50,12 @@ _SM_90: Final[Kinds] = {
         128: _overlapping(_tiles(4, 4, 64)),
         256: _overlapping(_tiles(8, 2, 64)),
     },
-    "prefill": {64: _tiles(4, 3, 64, 128), 128: _tiles(8, 3, 64, 128), 256: _tiles(8, 2, 32, 128)},
+    "prefill": {64: _tiles(4, 3, 64, 128), 128: _tiles(8, 3, 64, 128), 256: _tiles(8, 3, 32, 128)},
     "decode_fp8": {
-        128: _overlapping(_tiles(4, 4, 64)),
+        128: _overlapping(_tiles(4, 3, 64)),
         256: _overlapping(_tiles(8, 2, 64)),
     },
-    "prefill_fp8": {128: _tiles(8, 3, 64, 128), 256: _tiles(8, 2, 16, 128)},
+    "prefill_fp8": {128: _tiles(4, 3, 64, 64), 256: _tiles(8, 2, 16, 128)},
     "invariant": {
         128: _unfused(_tiles(4, 3, 64, 64)),
         256: _unfused(_tiles(4, 2, 32, 64)),
@@ -94,5 +94,7 @@ def table() -> Iterator[Row]:
             yield from _rows(arch, dtype, halves)
         yield from _rows(arch, torch.float32, _FLOAT32)
         for dtype in (*HALF_DTYPES, torch.float32):
-            merge = LaunchConfig(num_warps=4, launch_pdl=True if arch == "sm_90" else None)
-            yield ConfigKey("merge_states", arch, dtype, MAX_HEAD_DIM), merge
+            for up_to, num_warps in ((128, 1), (MAX_HEAD_DIM, 4)):
+                overlap = True if arch == "sm_90" else None
+                merge = LaunchConfig(num_warps=num_warps, launch_pdl=overlap)
+                yield ConfigKey("merge_states", arch, dtype, up_to), merge

@@ -16,7 +16,7 @@ from syncline.model_ops_rocm.triton.kernels.attention_tiles import (
     start_state,
     walk,
 )
-from syncline.model_ops_rocm.triton.kernels.dependent import await_inputs
+from syncline.model_ops_rocm.triton.kernels.dependent import await_turn
 
 
 @triton.jit
@@ -109,7 +109,7 @@ def decode_kernel(  # noqa: PLR0915 - one program
     BLOCK_Q: tl.constexpr = BLOCK_M // PACKED
     HEAD_DIM: tl.constexpr = SHAPE[1]
     BLOCK_D: tl.constexpr = SHAPE[2]
-    await_inputs(OVERLAP)
+    await_turn(OVERLAP)
     unit, split = tl.program_id(0), tl.program_id(1)
     q_block = unit % NUM_Q_BLOCKS
     unit = unit // NUM_Q_BLOCKS

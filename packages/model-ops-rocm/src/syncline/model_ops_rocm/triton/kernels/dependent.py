@@ -19,3 +19,14 @@ def await_inputs(OVERLAP: tl.constexpr):
     if OVERLAP:
         gdc_launch_dependents()
         gdc_wait()
+
+
+@triton.jit
+def await_turn(OVERLAP: tl.constexpr):
+    """As `await_inputs`, but the next kernel starts only when this one's turn has come.
+
+    For a kernel that shares its multiprocessors badly with programs that wait.
+    """
+    if OVERLAP:
+        gdc_wait()
+        gdc_launch_dependents()

@@ -4,7 +4,7 @@ import triton
 import triton.language as tl
 
 from syncline.model_ops_rocm.triton.kernels.attention_tiles import LOG2_E
-from syncline.model_ops_rocm.triton.kernels.dependent import await_inputs
+from syncline.model_ops_rocm.triton.kernels.dependent import await_turn
 
 
 @triton.jit(
@@ -44,7 +44,7 @@ def merge_kernel(
     OVERLAP: tl.constexpr,
 ):
     """Program (token; heads): the mean of the parts, each weighted by the exp of its lse."""
-    await_inputs(OVERLAP)
+    await_turn(OVERLAP)
     token = tl.program_id(0).to(tl.int64)
     heads = tl.program_id(1) * BLOCK_HEADS + tl.arange(0, BLOCK_HEADS)
     parts = tl.arange(0, BLOCK_PARTS)
@@ -57,18 +57,20 @@ def merge_kernel(
     top = tl.max(lse, 1)
     weights = tl.exp2((lse - tl.where(top == float("-inf"), 0.0, top)[:, None]) * LOG2_E)
     total = tl.sum(weights, 1)
-    # A part without weight may hold anything, and is not read.
-    used = (weights > 0.0) | (weights != weights)
     at = token * part_token + heads[:, None] * part_head
     at += (parts.to(tl.int64) * part_part)[None, :]
+    # Asked for beside the logarithms, not after them.
     rows = tl.load(
         parts_ptr + at[:, :, None] + (dims * part_last)[None, None, :],
-        mask=(mask & used)[:, :, None] & (dims < HEAD_DIM)[None, None, :],
+        mask=mask[:, :, None] & (dims < HEAD_DIM)[None, None, :],
         other=0.0,
     )
+    # A part without weight may hold anything.
+    used = (weights > 0.0) | (weights != weights)
+    rows = tl.where(used[:, :, None], rows.to(tl.float32), 0.0)
     is_empty = total == 0.0
     total = tl.where(is_empty, 1.0, total)
-    mean = tl.sum(rows.to(tl.float32) * weights[:, :, None], 1) / total[:, None]
+    mean = tl.sum(rows * weights[:, :, None], 1) / total[:, None]
     out_at = token * out_token + heads[:, None] * out_head + (dims * out_last)[None, :]
     is_result = is_head[:, None] & (dims < HEAD_DIM)[None, :]
     tl.store(out_ptr + out_at, mean.to(out_ptr.dtype.element_ty), mask=is_result)

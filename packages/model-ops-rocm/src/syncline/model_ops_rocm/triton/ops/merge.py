@@ -9,7 +9,7 @@ from syncline.model_ops_rocm.triton.geometry import power_of_two
 from syncline.model_ops_rocm.triton.kernels.merge import merge_kernel
 from syncline.model_ops_rocm.triton.launch import LAUNCHER, overlaps, require_reachable
 
-_TILE_ELEMENTS: Final = 4_096
+_TILE_ELEMENTS: Final = 2_048
 
 
 def merge_states(
