@@ -34,6 +34,7 @@ ENVIRONMENTS = ROOT / ".nox" / "environments"
 NOT_ON_CPU = "not gpu and not rocm"
 # The tensors of tests are small: more threads than one only wait for each other.
 TEST_ENV = {"OMP_NUM_THREADS": "1"}
+SIDE_BY_SIDE = ("-n", "auto", "--maxprocesses", "8", "--dist", "loadfile")
 # Raised when the way environments are made changes, so that old ones are made again.
 RECIPE = 1
 # Compiling each installed module in advance takes longer than every session's imports.
@@ -91,8 +92,8 @@ def _pip(session: nox.Session, python: str, *args: str) -> None:
 
 def _pip_offline(session: nox.Session, python: str, *args: str) -> None:
     """Install from the wheels of `wheelhouse` and from paths: no name of ours meets an index."""
-    links = str(ENVIRONMENTS / "wheelhouse")
-    _pip(session, python, *PIP_INSTALL, "--no-index", "--find-links", links, *args)
+    offline = ("--no-index", "--find-links", str(ENVIRONMENTS / "wheelhouse"))
+    _pip(session, python, *PIP_INSTALL, *offline, *args)
 
 
 @contextlib.contextmanager
@@ -162,8 +163,8 @@ def tests(session: nox.Session) -> None:
     """Every package's tests and those across packages; arguments after -- go to pytest."""
     python = _python(shared_environment(session))
     session.log(f"deselected here, run by the gpu session: every test but `{NOT_ON_CPU}`")
-    pytest = (python, "-m", "pytest", "-m", NOT_ON_CPU)
-    session.run(*pytest, *session.posargs, env=TEST_ENV, external=True)
+    pytest = (python, "-m", "pytest", "-m", NOT_ON_CPU, *SIDE_BY_SIDE, *session.posargs)
+    session.run(*pytest, env=TEST_ENV, external=True)
 
 
 @nox.session(default=False)
@@ -185,16 +186,16 @@ def kernels(session: nox.Session) -> None:
     with _built_once(environment, Path(CONSTRAINTS), package / "pyproject.toml") as is_stale:
         if is_stale:
             python = _create(session, environment, over=base)
-            tests_need = requirements_of_tests("model-ops-rocm")
-            _pip_offline(session, python, "hatchling", "editables", *tests_need)
+            needed = ("hatchling", "editables", *requirements_of_tests("model-ops-rocm"))
+            _pip_offline(session, python, *needed)
             _pip_offline(session, python, "--no-build-isolation", "-e", str(package))
             _pip(session, python, *PIP_INSTALL, "triton")
     python = _python(environment)
     session.run(python, "tools/compile_kernels.py", *session.posargs, external=True)
-    interpreted = TEST_ENV | {"TRITON_INTERPRET": "1"}
-    found = map(str, sorted((package / "tests").glob("test_triton_interpreter*.py")))
-    pytest = (python, "-m", "pytest", "-q", *found)
-    session.run(*pytest, env=interpreted, external=True)
+    for kind, flag in (("refusals", "0"), ("interpreter", "1")):
+        found = map(str, sorted((package / "tests").glob(f"test_triton_{kind}*.py")))
+        environ = TEST_ENV | {"TRITON_INTERPRET": flag}
+        session.run(python, "-m", "pytest", "-q", *SIDE_BY_SIDE, *found, env=environ, external=True)
 
 
 # --- checks ---------------------------------------------------------------------------------------
@@ -361,17 +362,16 @@ def build(session: nox.Session) -> None:
 @nox.session(venv_backend="none", default=False)
 def bench(session: nox.Session) -> None:
     """Scheduler and rollout speed on this CPU; after --, one of their names or gpu, and options."""
-    if "gpu" in session.posargs:
+    chosen = [name for name in ("scheduler", "rollout", "gpu") if name in session.posargs]
+    options = [part for part in session.posargs if part not in chosen]
+    if "gpu" in chosen:
         python = str(ROOT / ".nox" / "gpu" / "bin" / "python")  # made by the session gpu
-        options = [part for part in session.posargs if part != "gpu"]
         tools = {"PYTHONPATH": str(ROOT / "tools")}
         session.run(python, "-m", "bench_gpu", *options, env=tools, external=True)
         return
     python = _python(shared_environment(session))
     # A measurement has the machine to itself: threads may spin, as they do by default.
     quiet = {"OMP_WAIT_POLICY": None}
-    chosen = [name for name in ("scheduler", "rollout") if name in session.posargs]
-    options = [part for part in session.posargs if part not in chosen]
     for name in chosen or ("scheduler", "rollout"):
         session.run(python, f"tools/bench_{name}.py", *options, env=quiet, external=True)
 
