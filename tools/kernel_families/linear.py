@@ -15,7 +15,9 @@ from syncline.model_ops_rocm.triton.configs.linear import (
     CODES_OF_BLOCKS,
     DECODED_FP32,
     MX,
+    NARROW_VECTOR_ROWS,
     VECTOR,
+    VECTOR_NARROW,
 )
 
 _WIDTH: Final = 4_096
@@ -42,8 +44,9 @@ def _columns(key: ConfigKey) -> int:
 def _linears(key: ConfigKey, num_tokens: int) -> Iterator[tuple[str, Arguments]]:
     width, depth = _columns(key), _WIDTH
     tokens = _tokens(key, num_tokens)
-    if key.kind == VECTOR:
+    if key.kind in (VECTOR, VECTOR_NARROW):
         tokens, depth = 1, min(key.up_to, _WIDE)
+        width = NARROW_VECTOR_ROWS if key.kind == VECTOR_NARROW else width
     call: Arguments = {
         "x_TK": empty(key, tokens, depth),
         "weight": empty(key, width, depth),

@@ -19,7 +19,7 @@ from syncline.model_ops_rocm.triton.ops import library
 ROWS = {
     key: row
     for key, row in CONFIGS.items()
-    if key.op in ("linear", "linear_quantised") and key.kind != VECTOR
+    if key.op in ("linear", "linear_quantised") and not key.kind.startswith(VECTOR)
 }
 
 

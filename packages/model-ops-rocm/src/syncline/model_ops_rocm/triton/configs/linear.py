@@ -33,6 +33,8 @@ DECODED_FP32: Final = "decoded-fp32"
 MX: Final = "mx"
 # One row of x, whose buckets are columns of the weight.
 VECTOR: Final = "vector"
+VECTOR_NARROW: Final = "vector-narrow"  # of at most so many rows of the weight:
+NARROW_VECTOR_ROWS: Final = 1_024
 # (arch, dtype) -> the most rows of x that Triton multiplies with a row-major weight as fast as the
 # vendor's library, which takes all beyond: cuBLAS, on an H200. Batch-invariant calls stay.
 FEWER_THAN_LIBRARY: Final[Mapping[tuple[str, torch.dtype], int]] = MappingProxyType(
@@ -137,8 +139,14 @@ def _vector(block_n: int, block_k: int, num_warps: int) -> LaunchConfig:
 
 
 _VECTOR: Final[Buckets] = {
+    1_024: _vector(4, 1_024, 2),
     2_048: _vector(4, 1_024, 4),
     4_096: _vector(4, 2_048, 8),
+    ANY_WIDTH: _vector(8, 1_024, 4),
+}
+_VECTOR_NARROW: Final[Buckets] = {
+    2_048: _vector(2, 2_048, 8),
+    4_096: _vector(2, 4_096, 8),
     ANY_WIDTH: _vector(8, 1_024, 4),
 }
 _FULL: Final[Mapping[str, Buckets]] = {
@@ -192,6 +200,7 @@ def table() -> Iterator[Row]:
             yield from _rows("linear", arch, dtype, "", _HALF)
             if arch not in _AMD:
                 yield from _buckets("linear", arch, dtype, VECTOR, _VECTOR)
+                yield from _buckets("linear", arch, dtype, VECTOR_NARROW, _VECTOR_NARROW)
         yield from _rows("linear", arch, torch.float32, "", _FULL)
         yield from _quantised(arch)
 

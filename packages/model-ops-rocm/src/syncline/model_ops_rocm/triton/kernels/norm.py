@@ -14,11 +14,16 @@ from syncline.model_ops_rocm.triton.kernels.quantise import encoded_tile
 def inverse_rms(x, eps, WIDTH: tl.constexpr):
     """Of float32 rows [R, W], zero beyond WIDTH: [R].
 
-    A sum's order is that of the tile's layout, which is another in each kernel and with each
-    number of warps. In float64 the sum of a row's squares is exact, so that its order does not
-    matter, unless they differ by more than a factor of 2^20 or so; then it is as good as exact.
+    A sum's order is that of the tile's layout. Wide rows have one layout in every kernel, since a
+    tile is one row and what is stored beside x has x's shape and width, or another shape. Heads
+    share a tile with others, in another number in each op, so they are summed in float64, where the
+    sum is exact, in any order, unless squares differ by more than a factor of 2^20 or so.
     """
-    total = tl.sum((x * x).to(tl.float64), axis=1).to(tl.float32)
+    squares = x * x
+    if WIDTH <= 256:
+        total = tl.sum(squares.to(tl.float64), axis=1).to(tl.float32)
+    else:
+        total = tl.sum(squares, axis=1)
     mean = tl.div_rn(total, 1.0 * WIDTH)
     return tl.div_rn(1.0, tl.sqrt_rn(mean + eps))
 
@@ -186,9 +191,17 @@ def rms_norm_quant_kernel(
         IS_GIVEN,
         NATIVE,
     )
-    codes_at = (outer * codes_outer + inner * codes_inner)[:, None]
-    codes_at += (columns * codes_last)[None, :]
-    tl.store(codes_ptr + codes_at, tl.reshape(codes, (BLOCK_ROWS, BLOCK_WIDTH)), mask=mask)
+    # In pieces, not in the shape of x: the layout of x, and so its sum, must be `rms_norm`'s.
+    PIECE: tl.constexpr = 16 if BLOCK_WIDTH > 16 else 1
+    piece = tl.arange(0, BLOCK_ROWS * BLOCK_WIDTH // PIECE)
+    row = tl.program_id(0).to(tl.int64) * BLOCK_ROWS + piece // (BLOCK_WIDTH // PIECE)
+    column = (piece % (BLOCK_WIDTH // PIECE) * PIECE)[:, None] + tl.arange(0, PIECE)[None, :]
+    codes_at = (row // INNER * codes_outer + row % INNER * codes_inner)[:, None]
+    tl.store(
+        codes_ptr + codes_at + column * codes_last,
+        tl.reshape(codes, (BLOCK_ROWS * BLOCK_WIDTH // PIECE, PIECE)),
+        mask=(row < num_rows)[:, None] & (column < WIDTH),
+    )
     groups = tl.arange(0, NUM_GROUPS)
     is_group = (rows < num_rows)[:, None] & (groups * GROUP < WIDTH)[None, :]
     if not IS_GIVEN:
