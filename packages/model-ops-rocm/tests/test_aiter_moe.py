@@ -50,6 +50,25 @@ def test_routing_answers_as_the_reference_does(
     assert torch.equal(got[1][distinct], expected[1][distinct])
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
+def test_rows_without_a_softmax_have_nan_weights_and_ids_of_experts(
+    install_aiter: InstallAiter, dtype: torch.dtype
+) -> None:
+    install_aiter()
+    logits = torch.randn(5, 8).to(dtype)
+    logits[0, 3] = float("nan")
+    logits[1] = float("-inf")
+    logits[2, 5] = float("inf")
+    logits[3, :6] = float("-inf")
+    weights, ids = cast(Route, load("moe_route"))(logits, 3)
+    expected = cast(Route, select("moe_route", dtype=dtype))(logits, 3)
+    torch.testing.assert_close(weights, expected[0], equal_nan=True)
+    assert weights[:3].isnan().all()
+    assert torch.equal(ids[3:, :2], expected[1][3:, :2])
+    assert bool(((ids >= 0) & (ids < 8)).all())
+    assert ids[2, 0] == 5
+
+
 def test_routing_fills_what_it_is_given(install_aiter: InstallAiter) -> None:
     install_aiter()
     logits = torch.randn(5, 8)

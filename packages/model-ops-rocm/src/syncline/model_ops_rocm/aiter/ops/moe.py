@@ -29,7 +29,11 @@ EXPERT_LAYOUTS: Final[tuple[WeightLayout, ...]] = (_SHUFFLED,)
 
 
 class AiterMoeRoute(AiterOp):
-    """`topk_softmax`; which of two equal logits comes first, and what a NaN does, is AITER's."""
+    """`topk_softmax`; which of two equal logits comes first is AITER's.
+
+    What it makes of a NaN is not on record, and an id that is none would be read as one: rows that
+    have no softmax get logits that have one, and weights of NaN afterwards.
+    """
 
     __slots__ = ()
 
@@ -65,7 +69,9 @@ class AiterMoeRoute(AiterOp):
             )
         weights, ids = out
         if ids.numel() != 0:
-            route(weights, ids, torch.empty_like(ids), logits_TE.contiguous(), renormalise)
+            logits, is_lost = _with_a_softmax(logits_TE)
+            route(weights, ids, torch.empty_like(ids), logits, renormalise)
+            weights.masked_fill_(is_lost, float("nan"))
         if positions_T is not None:
             is_padding = (positions_T < 0).unsqueeze(1)
             weights.masked_fill_(is_padding, 0.0)
@@ -147,6 +153,15 @@ class AiterMoeExperts(AiterOp):
             quant_type=unquantised,
         )
         return written(out, as_tensor(result))
+
+
+def _with_a_softmax(logits_TE: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Contiguous logits, ordered as these, that have a softmax; which rows had none, [T, 1]."""
+    low, most = float("-inf"), torch.finfo(logits_TE.dtype).max
+    is_lost = (logits_TE.isnan() | (logits_TE == float("inf"))).any(dim=1, keepdim=True)
+    logits = torch.nan_to_num(logits_TE, nan=low, posinf=most, neginf=low)
+    is_empty = (logits == low).all(dim=1, keepdim=True)
+    return logits.masked_fill_(is_empty, 0.0).contiguous(), is_lost | is_empty
 
 
 def _with_nowhere(

@@ -81,6 +81,7 @@ def topk_softmax(
 ) -> None:
     need_dense("gating", gating, _FLOATS)
     need_dense("weights", weights, (torch.float32,))
+    abort_unless(not bool(gating.isnan().any()), "a NaN, of which an id may become anything")
     for name, tensor in (("ids", ids), ("token_expert_indices", token_expert_indices)):
         need_dense(name, tensor, (torch.int32,))
         abort_unless(tensor.shape == weights.shape, f"{name} does not fit the weights")
