@@ -137,7 +137,7 @@ def _read_nvidia(ptx: str, cubin: bytes, shared_bytes: int, num_warps: int) -> C
         accumulators=0,
         num_accumulator_moves=0,
         scalar_registers=0,
-        num_spills=used["STACK"] + used["LOCAL"],
+        num_spills=used["LOCAL"] + (used["STACK"] if _uses_stack(cubin, used["STACK"]) else 0),
         num_scalar_spills=0,
         shared_bytes=shared_bytes,
         occupancy=min(blocks * num_warps, _SM_WARPS),
@@ -147,17 +147,28 @@ def _read_nvidia(ptx: str, cubin: bytes, shared_bytes: int, num_warps: int) -> C
     )
 
 
+def _uses_stack(cubin: bytes, num_bytes: int) -> bool:
+    """Whether a frame of so many bytes is read or written; the assembler may leave one unused."""
+    return num_bytes > 0 and re.search(r"\b(STL|LDL)\b", _tool("nvdisasm", "-c", cubin)) is not None
+
+
 def _resource_usage(cubin: bytes) -> dict[str, int]:
+    found = re.findall(
+        r"\b(REG|STACK|LOCAL):(\d+)", _tool("cuobjdump", "--dump-resource-usage", cubin)
+    )
+    return {name: int(number) for name, number in found}
+
+
+def _tool(name: str, option: str, cubin: bytes) -> str:
+    """What one of the tools in Triton's wheel says about a cubin."""
     import triton
 
-    tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+    tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / name
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()
-        command = [str(tool), "--dump-resource-usage", file.name]
-        done = subprocess.run(command, check=True, capture_output=True, text=True)
-    found = re.findall(r"\b(REG|STACK|LOCAL):(\d+)", done.stdout)
-    return {name: int(number) for name, number in found}
+        command = [str(tool), option, file.name]
+        return subprocess.run(command, check=True, capture_output=True, text=True).stdout
 
 
 def _widths(instructions: dict[str, int]) -> list[int]:

@@ -13,7 +13,16 @@ from typing import Final
 import torch
 from gpu_timing import Machine, Row
 
-FAMILIES: Final = ("attention", "decoding", "elementwise", "fused", "layer", "moe", "storing")
+FAMILIES: Final = (
+    "attention",
+    "decoding",
+    "elementwise",
+    "fused",
+    "layer",
+    "moe",
+    "storing",
+    "logits",
+)
 _COLUMNS: Final = ("op", "shape", "backend", "us", "share of floor", "promised", "")
 _HEAD: Final = """\
 # Speed of the ops on a GPU

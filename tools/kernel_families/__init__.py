@@ -4,7 +4,17 @@ from collections.abc import Mapping
 from types import ModuleType
 from typing import Final
 
-from kernel_families import attention, decoding, elementwise, fused, kv, linear, moe, storing
+from kernel_families import (
+    attention,
+    decoding,
+    elementwise,
+    fused,
+    kv,
+    linear,
+    logits,
+    moe,
+    storing,
+)
 from kernel_families.base import Launch, Rules
 from syncline.model_ops_rocm.triton.configs import CONFIGS
 
@@ -17,6 +27,7 @@ FAMILIES: Final[Mapping[str, ModuleType]] = {
     "storing": storing,
     "linear": linear,
     "moe": moe,
+    "logits": logits,
 }
 
 

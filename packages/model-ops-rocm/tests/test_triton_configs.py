@@ -21,6 +21,8 @@ COMMON = {"num_warps": 4, "num_stages": 1, "enable_fp_fusion": False}
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 # Which rows an op has that does not have one for each dtype of a model.
 ROWS_OF = {
+    "combine_partials": (torch.float32,),
+    "count_tokens": (torch.int32,),
     # Ids are all that is looked at.
     "advance": (torch.int32,),
     "moe_sort": (torch.int32,),

@@ -5,20 +5,24 @@ import os
 import sys
 from collections.abc import Iterator
 from importlib.util import find_spec
-from types import ModuleType
+from typing import cast
 
 import pytest
 import torch
 
+from syncline.model_ops_rocm import Distribution, Draw, Sample, select
 from syncline.model_ops_rocm.reference.philox import PURPOSE_ACCEPT, random_words, uniforms
+from syncline.model_ops_rocm.triton import BACKEND
 
-KERNELS = "syncline.model_ops_rocm.triton.kernels"
-# Unsigned words wrap, which is what they are for.
-pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning")
+# Unsigned words wrap, which is what they are for; and -inf less itself is NaN.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning"),
+    pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning"),
+]
 
 
-@pytest.fixture(scope="module")
-def philox() -> Iterator[ModuleType]:
+@pytest.fixture(scope="module", autouse=True)
+def interpreter() -> Iterator[None]:
     if os.environ.get("TRITON_INTERPRET") != "1":
         if find_spec("triton") is None:
             pytest.skip("Triton is not installed")
@@ -26,13 +30,12 @@ def philox() -> Iterator[ModuleType]:
             pytest.skip("Triton was imported to compile: run with TRITON_INTERPRET=1")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TRITON_INTERPRET", "1")
-        yield importlib.import_module(f"{KERNELS}.philox")
+        yield
 
 
 @pytest.mark.parametrize("dtype", [torch.int64, torch.int32], ids=str)
-def test_the_words_of_a_counter_are_those_of_the_reference(
-    philox: ModuleType, dtype: torch.dtype
-) -> None:
+def test_the_words_of_a_counter_are_those_of_the_reference(dtype: torch.dtype) -> None:
+    philox = importlib.import_module("syncline.model_ops_rocm.triton.kernels.philox")
     make = torch.Generator().manual_seed(0)
     seeds = torch.randint(-(2**63), 2**63 - 1, (256,), generator=make)
     samples = torch.randint(0, 2**31, (256,), generator=make).to(dtype)
@@ -43,3 +46,23 @@ def test_the_words_of_a_counter_are_those_of_the_reference(
     expected = random_words(seeds, samples, positions, PURPOSE_ACCEPT)
     assert torch.equal(words, torch.stack(expected, dim=1))
     assert torch.equal(drawn, uniforms(seeds, samples, positions, PURPOSE_ACCEPT))
+
+
+def test_a_cut_is_found_in_parts_of_a_row_that_a_step_of_the_search_did_not_read() -> None:
+    # The parts that a step reads at once, 8,192 ids, lie far above one another.
+    make = torch.Generator().manual_seed(4)
+    logits = torch.randn(3, 3 * 8_192, generator=make).mul_(0.1)
+    logits[:, 8_192:] -= 2.0
+    logits[:, 16_384:] -= 2.0
+    logits[:, 20_000] = torch.tensor([0.0, -1.5, 5.0])
+    rows = torch.arange(3)
+    draw = Draw(rows + 9, rows, rows)
+    distribution = Distribution(
+        torch.tensor([1.0, 0.7, 2.0]),
+        torch.tensor([0, 9_000, 2]),
+        torch.tensor([0.88, 0.9, 1.0]),
+    )
+    expected = select("sample", dtype=torch.float32)(logits, distribution, draw)
+    got = cast(Sample, BACKEND.load()["sample"])(logits, distribution, draw)
+    assert torch.equal(got[0], expected[0])
+    torch.testing.assert_close(got[1], expected[1], rtol=2e-6, atol=1e-12)

@@ -18,6 +18,9 @@ from syncline.model_ops_rocm.checks import FLOAT_DTYPES
 from syncline.model_ops_rocm.contracts import (
     Advance,
     AmaxInto,
+    ApplyLogitsRules,
+    CombinePartials,
+    CountTokens,
     Embedding,
     Encode,
     EncodeGrouped,
@@ -26,6 +29,7 @@ from syncline.model_ops_rocm.contracts import (
     KVWrite,
     Linear,
     LinearQuantised,
+    LogitsPartials,
     MergeStates,
     MoeCombine,
     MoeExperts,
@@ -38,8 +42,11 @@ from syncline.model_ops_rocm.contracts import (
     RMSNorm,
     RMSNormQuant,
     RotaryEmbedding,
+    Sample,
     SiluAndMul,
     SiluAndMulQuant,
+    TokenLogprobs,
+    TopLogprobs,
     VerifyDrafts,
 )
 from syncline.model_ops_rocm.errors import BackendUnavailableError, NoImplementationError
@@ -72,6 +79,13 @@ OPS: Final[dict[str, type]] = {
     "moe_permute": MoePermute,
     "moe_combine": MoeCombine,
     "moe_experts": MoeExperts,
+    "apply_logits_rules": ApplyLogitsRules,
+    "count_tokens": CountTokens,
+    "sample": Sample,
+    "token_logprobs": TokenLogprobs,
+    "top_logprobs": TopLogprobs,
+    "logits_partials": LogitsPartials,
+    "combine_partials": CombinePartials,
 }
 BACKENDS: Final[dict[str, Backend]] = {backend.name: backend for backend in (TORCH, TRITON, AITER)}
 # What each backend that was selected has loaded.
@@ -194,6 +208,34 @@ def select(
 def select(
     op: Literal["moe_experts"], *, backend: str = ..., arch: str = ..., dtype: torch.dtype
 ) -> MoeExperts: ...
+@overload
+def select(
+    op: Literal["apply_logits_rules"], *, backend: str = ..., arch: str = ..., dtype: torch.dtype
+) -> ApplyLogitsRules: ...
+@overload
+def select(
+    op: Literal["count_tokens"], *, backend: str = ..., arch: str = ..., dtype: torch.dtype
+) -> CountTokens: ...
+@overload
+def select(
+    op: Literal["sample"], *, backend: str = ..., arch: str = ..., dtype: torch.dtype
+) -> Sample: ...
+@overload
+def select(
+    op: Literal["token_logprobs"], *, backend: str = ..., arch: str = ..., dtype: torch.dtype
+) -> TokenLogprobs: ...
+@overload
+def select(
+    op: Literal["top_logprobs"], *, backend: str = ..., arch: str = ..., dtype: torch.dtype
+) -> TopLogprobs: ...
+@overload
+def select(
+    op: Literal["logits_partials"], *, backend: str = ..., arch: str = ..., dtype: torch.dtype
+) -> LogitsPartials: ...
+@overload
+def select(
+    op: Literal["combine_partials"], *, backend: str = ..., arch: str = ..., dtype: torch.dtype
+) -> CombinePartials: ...
 @overload
 def select(op: str, *, backend: str = ..., arch: str = ..., dtype: torch.dtype) -> object: ...
 def select(op: str, *, backend: str = "torch", arch: str = "cpu", dtype: torch.dtype) -> object:

@@ -45,6 +45,27 @@ from syncline.model_ops_rocm.contracts.fused import (
     SiluAndMulQuant,
 )
 from syncline.model_ops_rocm.contracts.linear import Linear, LinearQuantised
+from syncline.model_ops_rocm.contracts.logits import (
+    PLAIN,
+    SURE_LOGPROB,
+    VOCAB_TILE,
+    WHOLE,
+    CombinePartials,
+    Distribution,
+    Draw,
+    LogitsPartials,
+    Sample,
+    TokenLogprobs,
+    TopLogprobs,
+    Vocabulary,
+)
+from syncline.model_ops_rocm.contracts.logits_rules import (
+    IN_PROMPT,
+    NO_RULES,
+    ApplyLogitsRules,
+    CountTokens,
+    LogitsRules,
+)
 from syncline.model_ops_rocm.contracts.moe import (
     ExpertMap,
     MoeCombine,
@@ -58,12 +79,23 @@ from syncline.model_ops_rocm.contracts.moe import (
 from syncline.model_ops_rocm.contracts.storing import AmaxInto, Encode, EncodeGrouped
 
 __all__ = [
+    "IN_PROMPT",
+    "NO_RULES",
+    "PLAIN",
+    "SURE_LOGPROB",
+    "VOCAB_TILE",
+    "WHOLE",
     "Advance",
     "AmaxInto",
+    "ApplyLogitsRules",
     "AttentionMetadata",
+    "CombinePartials",
+    "CountTokens",
     "DecodeFault",
     "DecodeInputs",
     "DecodeState",
+    "Distribution",
+    "Draw",
     "Embedding",
     "Encode",
     "EncodeGrouped",
@@ -74,6 +106,8 @@ __all__ = [
     "KVWrite",
     "Linear",
     "LinearQuantised",
+    "LogitsPartials",
+    "LogitsRules",
     "MergeStates",
     "MoeCombine",
     "MoeExperts",
@@ -88,9 +122,13 @@ __all__ = [
     "RMSNormQuant",
     "Rejection",
     "RotaryEmbedding",
+    "Sample",
     "SiluAndMul",
     "SiluAndMulQuant",
     "SortedPairs",
+    "TokenLogprobs",
+    "TopLogprobs",
     "VerifyDrafts",
+    "Vocabulary",
     "sorted_capacity",
 ]

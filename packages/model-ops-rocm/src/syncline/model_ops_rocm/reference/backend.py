@@ -23,6 +23,14 @@ from syncline.model_ops_rocm.reference.fused import (
 from syncline.model_ops_rocm.reference.kv import TorchKVCopyBlocks, kv_write
 from syncline.model_ops_rocm.reference.linear import TorchLinear
 from syncline.model_ops_rocm.reference.linear_quantised import TorchLinearQuantised
+from syncline.model_ops_rocm.reference.logits import (
+    TorchLogitsPartials,
+    TorchSample,
+    TorchTokenLogprobs,
+    TorchTopLogprobs,
+    combine_partials,
+)
+from syncline.model_ops_rocm.reference.logits_rules import apply_logits_rules, count_tokens
 from syncline.model_ops_rocm.reference.moe_experts import TorchMoeExperts
 from syncline.model_ops_rocm.reference.moe_routing import (
     moe_combine,
@@ -62,6 +70,13 @@ _IMPLEMENTATIONS: Final[Mapping[str, object]] = {
     "moe_permute": moe_permute,
     "moe_combine": moe_combine,
     "moe_experts": TorchMoeExperts(),
+    "apply_logits_rules": apply_logits_rules,
+    "count_tokens": count_tokens,
+    "sample": TorchSample(),
+    "token_logprobs": TorchTokenLogprobs(),
+    "top_logprobs": TorchTopLogprobs(),
+    "logits_partials": TorchLogitsPartials(),
+    "combine_partials": combine_partials,
 }
 
 

@@ -61,6 +61,13 @@ _OPS: Final[Mapping[str, _Op]] = {
     "moe_permute": _Op("moe_routing", "moe_permute"),
     "moe_combine": _Op("moe_routing", "moe_combine"),
     "moe_experts": _Op("moe_experts", "MOE_EXPERTS_OP"),
+    "apply_logits_rules": _Op("logits_rules", "apply_logits_rules"),
+    "count_tokens": _Op("logits_rules", "count_tokens"),
+    "sample": _Op("logits", "SAMPLE_OP"),
+    "token_logprobs": _Op("logits", "TOKEN_LOGPROBS_OP"),
+    "top_logprobs": _Op("logits", "TOP_LOGPROBS_OP"),
+    "logits_partials": _Op("logits", "LOGITS_PARTIALS_OP"),
+    "combine_partials": _Op("logits", "combine_partials"),
 }
 
 

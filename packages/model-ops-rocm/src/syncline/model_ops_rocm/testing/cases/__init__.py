@@ -18,6 +18,8 @@ from syncline.model_ops_rocm.testing.cases import (
     fused,
     kv,
     linear,
+    logits,
+    logits_rules,
     moe,
     storing,
 )
@@ -32,6 +34,8 @@ CASES: Final[tuple[Case, ...]] = (
     *storing.CASES,
     *linear.CASES,
     *moe.CASES,
+    *logits.CASES,
+    *logits_rules.CASES,
 )
 TOLERANCES: Final[Mapping[tuple[str, torch.dtype], tuple[float, float]]] = MappingProxyType(
     {
@@ -40,6 +44,7 @@ TOLERANCES: Final[Mapping[tuple[str, torch.dtype], tuple[float, float]]] = Mappi
         **fused.TOLERANCES,
         **linear.TOLERANCES,
         **moe.TOLERANCES,
+        **logits.TOLERANCES,
     }
 )
 

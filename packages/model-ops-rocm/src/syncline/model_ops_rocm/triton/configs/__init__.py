@@ -20,13 +20,14 @@ from syncline.model_ops_rocm.triton.configs import (
     elementwise,
     fused,
     linear,
+    logits,
     moe,
     storing,
 )
 from syncline.model_ops_rocm.triton.configs.base import ConfigKey
 from syncline.model_ops_rocm.triton.targets import LaunchConfig
 
-_FAMILIES: Final = (attention, decoding, elementwise, fused, storing, linear, moe)
+_FAMILIES: Final = (attention, decoding, elementwise, fused, storing, linear, moe, logits)
 CONFIGS: Final[Mapping[ConfigKey, LaunchConfig]] = MappingProxyType(
     dict(chain.from_iterable(family.table() for family in _FAMILIES))
 )

@@ -1,0 +1,247 @@
+"""What is known of a row of logits: a pass over its tiles, and what one program makes of that.
+
+A row is read once, in tiles of TILE ids; each leaves its largest logit and the sum of its weights
+relative to that. One program per row then has the row's sum, and reads single tiles again. Sums
+over tiles are float64, in a fixed order; no atomics. Draws nothing, knows no request.
+
+exp((x - max) / T) is a logit's weight. A row is good if its largest logit is finite and no sum is
+NaN; a NaN among the logits makes its tile's sum NaN, and so does +inf.
+"""
+
+import triton
+import triton.language as tl
+
+LOG2_E = tl.constexpr(1.4426950408889634)
+NEG_INF = tl.constexpr(float("-inf"))
+
+
+@triton.jit
+def is_padding(mark_ptr, HAS_MARKS: tl.constexpr):
+    """Whether a row's mark, if there is one, is negative."""
+    return (tl.load(mark_ptr) < 0) if HAS_MARKS else False
+
+
+@triton.jit
+def load_tiles(
+    row_ptr, first, last_stride, num_columns, num_real, TILES: tl.constexpr, TILE: tl.constexpr
+):
+    """float32 [TILES, TILE] from tile `first` on; -inf beyond the `num_real` ids."""
+    columns = (first + tl.arange(0, TILES))[:, None] * TILE + tl.arange(0, TILE)[None, :]
+    at = row_ptr + columns.to(tl.int64) * last_stride
+    if (first + TILES) * TILE <= num_real:
+        x = tl.load(at).to(tl.float32)
+    else:
+        # The bound of the load is a width that Triton knows to be even; the one of ids may be odd,
+        # and would make every load two bytes wide.
+        x = tl.load(at, mask=columns < num_columns, other=0.0).to(tl.float32)
+        x = tl.where(columns < num_real, x, NEG_INF)
+    return x
+
+
+@triton.jit
+def load_tile(row_ptr, tile, last_stride, num_columns, num_real, TILE: tl.constexpr):
+    """float32 [TILE] likewise."""
+    columns = tile * TILE + tl.arange(0, TILE)
+    x = tl.load(row_ptr + columns.to(tl.int64) * last_stride, mask=columns < num_columns, other=0.0)
+    return tl.where(columns < num_real, x.to(tl.float32), NEG_INF)
+
+
+@triton.jit
+def row_temperature(temperature_ptr, row, HAS_TEMPERATURE: tl.constexpr):
+    """The divisor of a row's logits: 1 for a greedy row, whose temperature is 0."""
+    if HAS_TEMPERATURE:
+        given = tl.load(temperature_ptr + row)
+        return tl.where(given == 0.0, 1.0, given)
+    else:
+        return tl.full((), 1.0, tl.float32)
+
+
+@triton.jit
+def log1p_of(x):
+    """log(1 + x) of a float64 x >= 0, right to the last digits for small ones too."""
+    rounded = 1.0 + x
+    # What 1 + x lost to rounding is made good by the quotient.
+    corrected = tl.log(rounded) * (x / tl.where(rounded == 1.0, 1.0, rounded - 1.0))
+    return tl.where(rounded == 1.0, x, tl.where(x < float("inf"), corrected, x))
+
+
+@triton.jit(do_not_specialize=["num_real", "num_tiles"])
+def tile_stats_kernel(
+    logits_ptr,
+    temperature_ptr,
+    marks_ptr,
+    maxima_ptr,
+    sums_ptr,
+    row_stride,
+    last_stride,
+    num_columns,
+    num_real,
+    num_tiles,
+    HAS_TEMPERATURE: tl.constexpr,
+    HAS_MARKS: tl.constexpr,  # a negative one: a padding row
+    TILES: tl.constexpr,
+    TILE: tl.constexpr,
+):
+    row, first = tl.program_id(0), tl.program_id(1) * TILES
+    if is_padding(marks_ptr + row, HAS_MARKS):
+        return
+    temperature = row_temperature(temperature_ptr, row, HAS_TEMPERATURE)
+    row_ptr = logits_ptr + row.to(tl.int64) * row_stride
+    x = load_tiles(row_ptr, first, last_stride, num_columns, num_real, TILES, TILE)
+    maxima = tl.max(x, axis=1)
+    base = tl.where(maxima == NEG_INF, 0.0, maxima)
+    scale = tl.div_rn(LOG2_E, temperature)
+    sums = tl.sum(tl.exp2((x - base[:, None]) * scale), axis=1)
+    tiles = first + tl.arange(0, TILES)
+    at = row.to(tl.int64) * num_tiles + tiles
+    tl.store(maxima_ptr + at, maxima, mask=tiles < num_tiles)
+    tl.store(sums_ptr + at, sums, mask=tiles < num_tiles)
+
+
+@triton.jit
+def load_stats(maxima_ptr, sums_ptr, row, num_tiles, TILE_SLOTS: tl.constexpr):
+    tiles = tl.arange(0, TILE_SLOTS)
+    at = row.to(tl.int64) * num_tiles + tiles
+    maxima = tl.load(maxima_ptr + at, mask=tiles < num_tiles, other=NEG_INF)
+    sums = tl.load(sums_ptr + at, mask=tiles < num_tiles, other=0.0)
+    return maxima, sums
+
+
+@triton.jit
+def tile_weights(maxima, sums, largest, scale):
+    """float64 weights of whole tiles, relative to a logit of `largest`; NaN where a sum is."""
+    gaps = tl.where(maxima == NEG_INF, 0.0, maxima - largest)
+    return (sums * tl.exp2(gaps * scale)).to(tl.float64)
+
+
+@triton.jit
+def weight_of(x, sums, is_other, largest, scale, inverse):
+    """float64: the sum of `sums` * exp((x - largest) / T) over the others.
+
+    Relative to the largest of them, so that what underflows float32 beside `largest` counts.
+    """
+    top = tl.max(tl.where(is_other, x, NEG_INF), axis=0)
+    base = tl.where(top == NEG_INF, largest, top)
+    part = tl.sum(tl.where(is_other, sums * tl.exp2((x - base) * scale), 0.0), axis=0)
+    return part.to(tl.float64) * tl.exp((base.to(tl.float64) - largest) * inverse)
+
+
+@triton.jit
+def kept(x, cut, quota):
+    """Whether a tile's logits pass a filter: above `cut`, or of the first `quota` equal to it."""
+    is_tie = x == cut
+    return (x > cut) | (is_tie & (tl.cumsum(is_tie.to(tl.int32), axis=0) <= quota))
+
+
+@triton.jit
+def quota_at(quotas, tile, TILE_SLOTS: tl.constexpr):
+    """One tile's quota."""
+    return tl.sum(tl.where(tl.arange(0, TILE_SLOTS) == tile, quotas, 0), axis=0)
+
+
+@triton.jit
+def load_kept(
+    ties_ptr, quota_ptr, cut, row, num_tiles, maxima, sums, scale, TILE_SLOTS: tl.constexpr
+):
+    """Each tile's quota, the first tiles' ties before the others', and its sum with those.
+
+    A row whose cut is -inf keeps everything, and has none.
+    """
+    tiles = tl.arange(0, TILE_SLOTS)
+    is_cut = (tiles < num_tiles) & (cut + tiles * 0.0 > NEG_INF)
+    ties = tl.load(ties_ptr + row.to(tl.int64) * num_tiles + tiles, mask=is_cut, other=0)
+    before = tl.cumsum(ties, axis=0) - ties
+    quotas = tl.minimum(tl.maximum(tl.load(quota_ptr + row) - before, 0), ties)
+    gaps = tl.where(quotas > 0, cut - maxima, 0.0)
+    return quotas, sums + quotas.to(tl.float32) * tl.exp2(gaps * scale)
+
+
+@triton.jit
+def first_of(mask, TILE: tl.constexpr):
+    """The index of the first True, TILE if there is none."""
+    return tl.min(tl.where(mask, tl.arange(0, TILE), TILE), axis=0)
+
+
+@triton.jit
+def last_of(mask, TILE: tl.constexpr):
+    """The index of the last True, -1 if there is none."""
+    return tl.max(tl.where(mask, tl.arange(0, TILE), -1), axis=0)
+
+
+@triton.jit
+def first_above(weights, target, SLOTS: tl.constexpr):
+    """Where the running sum of `weights` passes `target`, and that sum.
+
+    Only what has weight is ever chosen: the last of it where rounding keeps the sum at the target.
+    """
+    running = tl.cumsum(weights, axis=0)
+    found = first_of((weights > 0.0) & (running > target), SLOTS)
+    if found == SLOTS:
+        found = last_of(weights > 0.0, SLOTS)
+    until = tl.sum(tl.where(tl.arange(0, SLOTS) == found, running, 0.0), axis=0)
+    return found, until
+
+
+@triton.jit
+def combine(partials_ptr, row, num_rows, num_shards, inverse, SHARD_SLOTS: tl.constexpr):
+    """A row's partials over all shards, and each shard's mass relative to the largest logit."""
+    shards = tl.arange(0, SHARD_SLOTS)
+    at = partials_ptr + (shards.to(tl.int64) * num_rows + row) * 3
+    is_shard = shards < num_shards
+    maxima = tl.load(at, mask=is_shard, other=NEG_INF)
+    others = tl.load(at + 1, mask=is_shard, other=0.0)
+    ids = tl.load(at + 2, mask=is_shard, other=-1.0)
+    largest = tl.max(maxima, axis=0)
+    gaps = tl.where(maxima == NEG_INF, NEG_INF, maxima - largest)
+    masses = (1.0 + others) * tl.exp(gaps * inverse)  # NaN where a row is no numbers
+    is_winner = shards == first_of(maxima == largest, SHARD_SLOTS)
+    best = tl.sum(tl.where(is_winner, ids, 0.0), axis=0)
+    return largest, tl.sum(tl.where(is_winner, others, masses), axis=0), best, masses
+
+
+@triton.jit
+def summary(
+    row_ptr,
+    maxima,
+    sums,
+    weights,
+    largest,
+    winner,
+    scale,
+    inverse,
+    cut,
+    quotas,
+    last_stride,
+    num_columns,
+    num_real,
+    IS_FILTERED: tl.constexpr,
+    TILE_SLOTS: tl.constexpr,
+    TILE: tl.constexpr,
+):
+    """The first column that holds `largest`, of the tile `winner`, and the weight of all others."""
+    x = load_tile(row_ptr, winner, last_stride, num_columns, num_real, TILE)
+    at = first_of(x == largest, TILE)
+    is_other = tl.arange(0, TILE) != at
+    if IS_FILTERED:
+        is_other &= kept(x, cut, quota_at(quotas, winner, TILE_SLOTS))
+    is_other_tile = tl.arange(0, TILE_SLOTS) != winner
+    in_tile = tl.where(is_other, tl.exp2((x - largest) * scale), 0.0)
+    others = tl.sum(in_tile, axis=0).to(tl.float64)
+    others += tl.sum(tl.where(is_other_tile, weights, 0.0), axis=0)
+    if others < 1e-25:
+        others = weight_of(x, 1.0, is_other, largest, scale, inverse)
+        others += weight_of(maxima, sums, is_other_tile, largest, scale, inverse)
+    return winner * TILE + at, others
+
+
+@triton.jit
+def is_good(largest, others, given):
+    """Whether a row is numbers, and its temperature one."""
+    is_finite = (largest > NEG_INF) & (largest < float("inf"))
+    return is_finite & (others < float("inf")) & (given >= 0.0)
+
+
+@triton.jit
+def logprob_of(gap, others):
+    """float64, and at most the negative normal number nearest to zero."""
+    return tl.minimum(gap - log1p_of(others), tl.full((), -2.2250738585072014e-308, tl.float64))

@@ -1,0 +1,358 @@
+"""One program per row: its token, the logprob of a given one, its partials, or its likeliest ids.
+
+What the pass over the tiles found is read, and single tiles of the row again. Knows no request.
+"""
+
+import triton
+import triton.language as tl
+
+from syncline.model_ops_rocm.triton.kernels.logits import (
+    LOG2_E,
+    NEG_INF,
+    combine,
+    first_above,
+    first_of,
+    is_good,
+    kept,
+    load_kept,
+    load_stats,
+    load_tile,
+    logprob_of,
+    quota_at,
+    summary,
+    tile_weights,
+)
+from syncline.model_ops_rocm.triton.kernels.philox import uniform
+
+# Neither the number of rows nor where a shard begins compiles anything.
+_SIZES = ("num_rows", "num_real", "num_tiles", "first_id")
+
+
+@triton.jit
+def temperature_of(given):
+    """The divisor of a row's logits: 1 for a greedy row."""
+    return tl.where(given == 0.0, 1.0, given)
+
+
+@triton.jit
+def row_of(
+    row,
+    row_ptr,
+    temperature_ptr,
+    maxima_ptr,
+    sums_ptr,
+    ties_ptr,
+    cuts_ptr,
+    quotas_ptr,
+    partials_ptr,
+    num_rows,
+    num_shards,
+    last_stride,
+    num_columns,
+    num_real,
+    num_tiles,
+    first_id,
+    HAS_TEMPERATURE: tl.constexpr,
+    IS_FILTERED: tl.constexpr,
+    TILE_SLOTS: tl.constexpr,
+    SHARD_SLOTS: tl.constexpr,  # 0: the columns are the whole vocabulary
+    TILE: tl.constexpr,
+):
+    """What every op asks of a row; `weights` are of tiles, `masses` of shards where there are."""
+    given = tl.full((), 1.0, tl.float32)
+    if HAS_TEMPERATURE:
+        given = tl.load(temperature_ptr + row)
+    inverse = 1.0 / temperature_of(given).to(tl.float64)
+    scale = tl.div_rn(LOG2_E, temperature_of(given))
+    maxima, sums = load_stats(maxima_ptr, sums_ptr, row, num_tiles, TILE_SLOTS)
+    cut, quotas = tl.full((), NEG_INF, tl.float32), tl.full((TILE_SLOTS,), 0, tl.int32)
+    if IS_FILTERED:
+        cut = tl.load(cuts_ptr + row)
+        quotas, sums = load_kept(
+            ties_ptr, quotas_ptr, cut, row, num_tiles, maxima, sums, scale, TILE_SLOTS
+        )
+    if SHARD_SLOTS > 0:
+        widest, others, at, masses = combine(
+            partials_ptr, row, num_rows, num_shards, inverse, SHARD_SLOTS
+        )
+        largest, best = widest.to(tl.float32), at.to(tl.int64)
+        weights = tile_weights(maxima, sums, largest, scale)
+    else:
+        largest, winner = tl.max(maxima, axis=0, return_indices=True)
+        winner = tl.minimum(tl.maximum(winner, 0), num_tiles - 1)
+        weights = tile_weights(maxima, sums, largest, scale)
+        masses = weights
+        column, others = summary(
+            row_ptr, maxima, sums, weights, largest, winner, scale, inverse, cut, quotas,
+            last_stride, num_columns, num_real, IS_FILTERED, TILE_SLOTS, TILE,
+        )  # fmt: skip
+        best = column.to(tl.int64) + first_id
+    return given, scale, inverse, largest, best, others, maxima, weights, masses, cut, quotas
+
+
+@triton.jit(do_not_specialize=[*_SIZES, "shard", "num_shards"])
+def sample_kernel(  # noqa: PLR0915 - one row, in which each operand is a line
+    logits_ptr,
+    temperature_ptr,
+    seeds_ptr,
+    samples_ptr,
+    positions_ptr,
+    maxima_ptr,
+    sums_ptr,
+    ties_ptr,
+    cuts_ptr,
+    quotas_ptr,
+    partials_ptr,
+    tokens_ptr,
+    logprobs_ptr,
+    row_stride,
+    last_stride,
+    num_rows,
+    num_columns,
+    num_real,
+    num_tiles,
+    first_id,
+    shard,
+    num_shards,
+    PURPOSE: tl.constexpr,
+    HAS_TEMPERATURE: tl.constexpr,
+    IS_FILTERED: tl.constexpr,
+    TILE_SLOTS: tl.constexpr,
+    SHARD_SLOTS: tl.constexpr,
+    TILE: tl.constexpr,
+):
+    row = tl.program_id(0)
+    position = tl.load(positions_ptr + row)
+    if position < 0:
+        tl.store(tokens_ptr + row, -1)
+        tl.store(logprobs_ptr + row, float("nan"))
+        return
+    row_ptr = logits_ptr + row.to(tl.int64) * row_stride
+    given, scale, inverse, largest, best, others, _, weights, masses, cut, quotas = row_of(
+        row, row_ptr, temperature_ptr, maxima_ptr, sums_ptr, ties_ptr, cuts_ptr, quotas_ptr,
+        partials_ptr, num_rows, num_shards, last_stride, num_columns, num_real, num_tiles,
+        first_id, HAS_TEMPERATURE, IS_FILTERED, TILE_SLOTS, SHARD_SLOTS, TILE,
+    )  # fmt: skip
+    good = is_good(largest, others, given)
+    seed, sample = tl.load(seeds_ptr + row), tl.load(samples_ptr + row)
+    target = uniform(seed, sample, position, PURPOSE) * (1.0 + others)
+    best_column = best - first_id
+    is_greedy = given == 0.0
+    is_here = (best_column >= 0) & (best_column < num_real)
+    if SHARD_SLOTS > 0:
+        # Every shard finds the same one, from the same numbers.
+        owner, until = first_above(masses, target, SHARD_SLOTS)
+        is_here = tl.where(is_greedy, is_here, owner == shard)
+        in_shard = tl.sum(tl.where(tl.arange(0, SHARD_SLOTS) == owner, masses, 0.0), axis=0)
+        target -= until - in_shard
+    # The tile, then the id in it, whose running sum passes the target.
+    tile, until = first_above(weights, target, TILE_SLOTS)
+    tile = tl.where(is_greedy, (best_column // TILE).to(tl.int32), tile)
+    tile = tl.minimum(tl.maximum(tl.where(good & is_here, tile, 0), 0), num_tiles - 1)
+    x = load_tile(row_ptr, tile, last_stride, num_columns, num_real, TILE)
+    at = row.to(tl.int64) * num_tiles + tile
+    # In float32, relative to the tile's own largest logit, as its sum is.
+    tile_largest, tile_sum = tl.load(maxima_ptr + at), tl.load(sums_ptr + at)
+    quota = quota_at(quotas, tile, TILE_SLOTS)
+    if IS_FILTERED:
+        tile_sum += quota * tl.exp2(tl.where(quota > 0, cut - tile_largest, 0.0) * scale)
+    in_tile = tl.exp2((x - tile_largest) * scale)
+    if IS_FILTERED:
+        in_tile = tl.where(kept(x, cut, quota), in_tile, 0.0)
+    weight = tile_weights(tile_largest, tile_sum, largest, scale)
+    share = ((target - (until - weight)) / tl.where(weight > 0.0, weight, 1.0)).to(tl.float32)
+    column, _ = first_above(in_tile, share * tile_sum, TILE)
+    chosen = tl.sum(tl.where(tl.arange(0, TILE) == column, x, 0.0), axis=0)
+    token = (tile * TILE + column).to(tl.int64) + first_id
+    is_best = is_greedy | (token == best)
+    gap = tl.where(is_best, 0.0, (chosen.to(tl.float64) - largest) * inverse)
+    logprob = tl.where(is_here, logprob_of(gap, others), NEG_INF)
+    token = tl.where(is_here, tl.where(is_best, best, token), -1)
+    tl.store(tokens_ptr + row, tl.where(good, token, -1))
+    tl.store(logprobs_ptr + row, tl.where(good, logprob, float("nan")))
+
+
+@triton.jit(do_not_specialize=[*_SIZES, "num_shards", "true_size"])
+def token_logprobs_kernel(
+    logits_ptr,
+    temperature_ptr,
+    ids_ptr,
+    maxima_ptr,
+    sums_ptr,
+    ties_ptr,
+    cuts_ptr,
+    quotas_ptr,
+    partials_ptr,
+    logprobs_ptr,
+    row_stride,
+    last_stride,
+    num_rows,
+    num_columns,
+    num_real,
+    num_tiles,
+    first_id,
+    num_shards,
+    true_size,  # of the whole vocabulary
+    HAS_TEMPERATURE: tl.constexpr,
+    IS_FILTERED: tl.constexpr,
+    TILE_SLOTS: tl.constexpr,
+    SHARD_SLOTS: tl.constexpr,
+    TILE: tl.constexpr,
+):
+    row = tl.program_id(0)
+    token = tl.load(ids_ptr + row).to(tl.int64)
+    if token < 0:
+        tl.store(logprobs_ptr + row, tl.where(token == -1, 0.0, float("nan")).to(tl.float64))
+        return
+    row_ptr = logits_ptr + row.to(tl.int64) * row_stride
+    given, _, inverse, largest, best, others, _, _, _, cut, quotas = row_of(
+        row, row_ptr, temperature_ptr, maxima_ptr, sums_ptr, ties_ptr, cuts_ptr, quotas_ptr,
+        partials_ptr, num_rows, num_shards, last_stride, num_columns, num_real, num_tiles,
+        first_id, HAS_TEMPERATURE, IS_FILTERED, TILE_SLOTS, SHARD_SLOTS, TILE,
+    )  # fmt: skip
+    column = token - first_id
+    is_here = (column >= 0) & (column < num_real)
+    tile = (tl.where(is_here, column, 0) // TILE).to(tl.int32)
+    x = load_tile(row_ptr, tile, last_stride, num_columns, num_real, TILE)
+    if IS_FILTERED:
+        quota = quota_at(quotas, tile, TILE_SLOTS)
+        x = tl.where(kept(x, cut, quota), x, NEG_INF)
+    is_token = tl.arange(0, TILE) == column - tile * TILE
+    chosen = tl.max(tl.where(is_token, x, NEG_INF), axis=0)
+    gap = tl.where(chosen == NEG_INF, NEG_INF, chosen.to(tl.float64) - largest) * inverse
+    logprob = logprob_of(tl.where(token == best, 0.0, gap), others)
+    logprob = tl.where(is_here, logprob, NEG_INF)
+    good = is_good(largest, others, given) & (token < true_size)
+    tl.store(logprobs_ptr + row, tl.where(good, logprob, float("nan")))
+
+
+@triton.jit(do_not_specialize=[*_SIZES, "num_shards", "num_top"])
+def top_logprobs_kernel(
+    logits_ptr,
+    temperature_ptr,
+    maxima_ptr,
+    sums_ptr,
+    ties_ptr,
+    cuts_ptr,
+    quotas_ptr,
+    partials_ptr,
+    ids_ptr,
+    logprobs_ptr,
+    row_stride,
+    last_stride,
+    num_rows,
+    num_columns,
+    num_real,
+    num_tiles,
+    first_id,
+    num_shards,
+    num_top,
+    HAS_TEMPERATURE: tl.constexpr,
+    IS_FILTERED: tl.constexpr,
+    TILE_SLOTS: tl.constexpr,
+    SHARD_SLOTS: tl.constexpr,
+    TILE: tl.constexpr,
+):
+    row = tl.program_id(0)
+    row_ptr = logits_ptr + row.to(tl.int64) * row_stride
+    given, _, inverse, largest, best, others, tops, _, _, cut, quotas = row_of(
+        row, row_ptr, temperature_ptr, maxima_ptr, sums_ptr, ties_ptr, cuts_ptr, quotas_ptr,
+        partials_ptr, num_rows, num_shards, last_stride, num_columns, num_real, num_tiles,
+        first_id, HAS_TEMPERATURE, IS_FILTERED, TILE_SLOTS, SHARD_SLOTS, TILE,
+    )  # fmt: skip
+    good = is_good(largest, others, given)
+    slots, columns = tl.arange(0, TILE_SLOTS), tl.arange(0, TILE)
+    # Of each tile: the largest logit that is not listed yet, and the one listed last.
+    listed = tl.full((TILE_SLOTS,), float("inf"), tl.float32)
+    listed_at = tl.full((TILE_SLOTS,), -1, tl.int32)
+    for rank in range(num_top):
+        value = tl.max(tops, axis=0)
+        tile = first_of(tops == value, TILE_SLOTS)
+        tile = tl.where(tile < num_tiles, tile, 0)
+        is_slot = slots == tile
+        last = tl.max(tl.where(is_slot, listed, NEG_INF), axis=0)
+        last_at = tl.max(tl.where(is_slot, listed_at, -1), axis=0)
+        x = load_tile(row_ptr, tile, last_stride, num_columns, num_real, TILE)
+        is_left = (x < last) | ((x == last) & (columns > last_at))
+        column = first_of(is_left & (x == value), TILE)
+        after = tl.max(tl.where(is_left & (columns != column), x, NEG_INF), axis=0)
+        is_listed = good & (value > NEG_INF)
+        if IS_FILTERED:
+            quota = quota_at(quotas, tile, TILE_SLOTS)
+            is_kept = kept(x, cut, quota) & (columns == column)
+            is_listed &= tl.max(is_kept.to(tl.int32), axis=0) > 0
+        token = (tile * TILE + column).to(tl.int64) + first_id
+        gap = tl.where(token == best, 0.0, (value.to(tl.float64) - largest) * inverse)
+        missing = tl.where(good, NEG_INF, float("nan"))
+        at = row.to(tl.int64) * num_top + rank
+        tl.store(ids_ptr + at, tl.where(is_listed, token, -1))
+        tl.store(logprobs_ptr + at, tl.where(is_listed, logprob_of(gap, others), missing))
+        tops = tl.where(is_slot, after, tops)
+        listed = tl.where(is_slot, value, listed)
+        listed_at = tl.where(is_slot, column, listed_at)
+
+
+@triton.jit(do_not_specialize=[*_SIZES])
+def partials_kernel(
+    logits_ptr,
+    temperature_ptr,
+    maxima_ptr,
+    sums_ptr,
+    partials_ptr,
+    row_stride,
+    last_stride,
+    num_rows,
+    num_columns,
+    num_real,
+    num_tiles,
+    first_id,
+    HAS_TEMPERATURE: tl.constexpr,
+    IS_FILTERED: tl.constexpr,
+    TILE_SLOTS: tl.constexpr,
+    SHARD_SLOTS: tl.constexpr,
+    TILE: tl.constexpr,
+):
+    row = tl.program_id(0)
+    row_ptr = logits_ptr + row.to(tl.int64) * row_stride
+    given, _, _, largest, best, others, _, weights, _, _, _ = row_of(
+        row, row_ptr, temperature_ptr, maxima_ptr, sums_ptr, maxima_ptr, maxima_ptr, maxima_ptr,
+        maxima_ptr,
+        num_rows, 1, last_stride, num_columns, num_real, num_tiles, first_id,
+        HAS_TEMPERATURE, IS_FILTERED, TILE_SLOTS, SHARD_SLOTS, TILE,
+    )  # fmt: skip
+    # Without one possible id every tile is -inf and no sum is NaN.
+    is_empty = (largest == NEG_INF) & (tl.sum(weights, axis=0) == 0.0) & (given >= 0.0)
+    store_partials(partials_ptr, row, largest.to(tl.float64), others, best, is_empty,
+                   is_good(largest, others, given))  # fmt: skip
+
+
+@triton.jit(do_not_specialize=["num_rows", "num_shards"])
+def combine_kernel(
+    shards_ptr,
+    temperature_ptr,
+    partials_ptr,
+    num_rows,
+    num_shards,
+    HAS_TEMPERATURE: tl.constexpr,
+    SHARD_SLOTS: tl.constexpr,
+):
+    row = tl.program_id(0)
+    given = tl.full((), 1.0, tl.float32)
+    if HAS_TEMPERATURE:
+        given = tl.load(temperature_ptr + row)
+    inverse = 1.0 / temperature_of(given).to(tl.float64)
+    largest, others, best, masses = combine(
+        shards_ptr, row, num_rows, num_shards, inverse, SHARD_SLOTS
+    )
+    is_empty = (largest == NEG_INF) & (tl.sum(masses, axis=0) == 0.0) & (given >= 0.0)
+    good = is_good(largest, tl.sum(masses, axis=0), given)
+    store_partials(partials_ptr, row, largest, others, best, is_empty, good)
+
+
+@triton.jit
+def store_partials(partials_ptr, row, largest, others, best, is_empty, good):
+    at = partials_ptr + row.to(tl.int64) * 3
+    is_number = good | is_empty
+    tl.store(at, tl.where(is_number, largest, float("nan")))
+    tl.store(at + 1, tl.where(good, others, tl.where(is_empty, 0.0, float("nan"))))
+    tl.store(at + 2, tl.where(good, best.to(tl.float64), -1.0))

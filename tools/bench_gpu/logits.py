@@ -1,0 +1,109 @@
+"""Speed of the ops from logits to tokens; the floor is one read of the logits."""
+
+from collections.abc import Callable, Iterator
+from typing import Final
+
+import torch
+from gpu_timing import Machine, Row, node_seconds, num_operands
+
+from syncline.model_ops_rocm import Distribution, Draw, LogitsRules, detect_arch, select
+
+TARGET: Final = 0.7
+# With top_k, top_p or min_p it may take three times as long.
+FILTERED_TARGET: Final = TARGET / 3
+_COLUMNS: Final = 151_936
+_DTYPES: Final = (torch.bfloat16, torch.float32)
+Op = Callable[..., object]
+
+
+def rows(machine: Machine, *, quick: bool) -> Iterator[Row]:
+    """The promised shapes, and smaller batches, other ops and rules unless `quick`."""
+    for dtype in _DTYPES:
+        yield from _samples(machine, 256, dtype)
+    if not quick:
+        for num_rows in (64, 8, 1):
+            yield from _samples(machine, num_rows, torch.bfloat16)
+        yield from _scores(machine)
+        yield from _rules(machine)
+
+
+def _row(machine: Machine, name: str, batches: list[torch.Tensor], calls: list[Op]) -> Row:
+    logits = batches[0]
+    num_rows, num_columns = logits.shape
+    target = FILTERED_TARGET if "top_" in name or "min_p" in name else TARGET
+    return Row(
+        op=name,
+        shape=f"{num_rows} x {num_columns} {str(logits.dtype).removeprefix('torch.')}",
+        backend="triton",
+        seconds=node_seconds(calls),
+        floor_s=logits.numel() * logits.element_size() / machine.copy_bytes_per_s,
+        target=target if name.startswith("sample") and num_rows >= 256 else None,
+    )
+
+
+def _batches(num_rows: int, dtype: torch.dtype) -> list[torch.Tensor]:
+    num_bytes = num_rows * _COLUMNS * dtype.itemsize
+    shape = num_rows, _COLUMNS
+    return [torch.randn(shape, device="cuda", dtype=dtype) for _ in range(num_operands(num_bytes))]
+
+
+def _samples(machine: Machine, num_rows: int, dtype: torch.dtype) -> Iterator[Row]:
+    op = select("sample", backend="triton", arch=detect_arch(), dtype=dtype)
+    batches = _batches(num_rows, dtype)
+    workspace = torch.empty(op.workspace_bytes(batches[0]), dtype=torch.uint8, device="cuda")
+    ids = torch.arange(num_rows, device="cuda")
+    draw = Draw(torch.full_like(ids, 7), ids, ids)
+    out = torch.empty_like(ids), torch.empty(num_rows, dtype=torch.float64, device="cuda")
+    ones = torch.ones(num_rows, device="cuda")
+    top_k, top_p, min_p = torch.full_like(ids, 50), ones * 0.9, ones * 0.05
+    for name, distribution in (
+        ("sample, greedy", Distribution(ones * 0.0)),
+        ("sample, temperature", Distribution(ones * 0.7)),
+        ("sample, top_k 50", Distribution(ones, top_k_R=top_k)),
+        ("sample, top_p 0.9", Distribution(ones, top_p_R=top_p)),
+        ("sample, min_p 0.05", Distribution(ones, min_p_R=min_p)),
+        ("sample, top_k, top_p, min_p", Distribution(ones, top_k, top_p, min_p)),
+    ):
+        calls: list[Op] = [
+            lambda x=x, distribution=distribution: op(
+                x, distribution, draw, out=out, workspace=workspace
+            )
+            for x in batches
+        ]
+        yield _row(machine, name, batches, calls)
+
+
+def _scores(machine: Machine) -> Iterator[Row]:
+    batches = _batches(256, torch.bfloat16)
+    given = select("token_logprobs", backend="triton", arch=detect_arch(), dtype=torch.bfloat16)
+    top = select("top_logprobs", backend="triton", arch=detect_arch(), dtype=torch.bfloat16)
+    workspace = torch.empty(given.workspace_bytes(batches[0]), dtype=torch.uint8, device="cuda")
+    ids = torch.randint(0, _COLUMNS, (256,), device="cuda")
+    out = torch.empty(256, dtype=torch.float64, device="cuda")
+    calls: list[Op] = [lambda x=x: given(x, ids, out=out, workspace=workspace) for x in batches]
+    yield _row(machine, "token_logprobs", batches, calls)
+    for num_top in (1, 20):
+        pair = (
+            torch.empty(256, num_top, dtype=torch.int64, device="cuda"),
+            torch.empty(256, num_top, dtype=torch.float64, device="cuda"),
+        )
+        calls = [
+            lambda x=x, num_top=num_top, pair=pair: top(x, num_top, out=pair, workspace=workspace)
+            for x in batches
+        ]
+        yield _row(machine, f"top_logprobs {num_top}", batches, calls)
+
+
+def _rules(machine: Machine) -> Iterator[Row]:
+    op = select("apply_logits_rules", backend="triton", arch=detect_arch(), dtype=torch.bfloat16)
+    batches = _batches(256, torch.bfloat16)
+    ones, rows_R = torch.ones(256, device="cuda"), torch.arange(256, device="cuda")
+    counts = torch.zeros(256, _COLUMNS, dtype=torch.int32, device="cuda")
+    penalties = LogitsRules(counts_SV=counts, rows_R=rows_R, presence_R=ones, frequency_R=ones)
+    bias = LogitsRules(
+        bias_ids_RB=torch.randint(0, _COLUMNS, (256, 16), device="cuda"),
+        bias_values_RB=torch.zeros(256, 16, device="cuda"),
+    )
+    for name, rules in (("penalties", penalties), ("16 biased ids", bias)):
+        calls: list[Op] = [lambda x=x, rules=rules: op(x, rules, out=x) for x in batches]
+        yield _row(machine, f"apply_logits_rules in place, {name}", batches, calls)
