@@ -179,7 +179,7 @@ class Layer:
         self._norms = [random(model.hidden) for _ in range(2)]
         self._head_norms = random(model.head_dim), random(model.head_dim)
         self._normed = random(1, model.hidden)
-        self._q, self._attended = random(2, 1, model.num_heads, model.head_dim)
+        self._q, self._attended = random(2, 1, model.num_heads, model.head_dim).unbind()
         shape = (_NUM_BLOCKS, model.num_kv_heads, LAYOUT.kernel_block_size, model.head_dim)
         self._caches = random(*shape), random(*shape)
         self._work = workspace_of(self._attend, self._q, self._caches[0], step.meta, layout=LAYOUT)

@@ -14,7 +14,7 @@ from syncline.model_ops_rocm import (
     prepare,
     select,
 )
-from syncline.model_ops_rocm.registry import LOADED, OPS
+from syncline.model_ops_rocm.registry import BACKENDS, LOADED, OPS
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -58,6 +58,19 @@ def test_the_listing_says_what_is_offered_somewhere_and_what_nowhere() -> None:
         assert not line.is_offered
         assert line.why_not == "AITER has no function for it that is on record"
     assert all(line.is_offered for line in available(backend="torch"))
+
+
+def test_an_architecture_or_a_dtype_that_nobody_has_is_refused_for_every_op() -> None:
+    for op in OPS:
+        for backend in BACKENDS:
+            with pytest.raises((BackendUnavailableError, NoImplementationError)) as caught:
+                select(op, backend=backend, arch="sm_80", dtype=torch.float32)
+            assert "sm_80" in str(caught.value)
+        with pytest.raises(
+            NoImplementationError, match=r"for arch 'cpu' and torch.float64"
+        ) as none:
+            select(op, dtype=torch.float64)
+        assert any(existing.startswith("torch on cpu") for existing in none.value.existing)
 
 
 def test_the_listing_can_be_narrowed() -> None:

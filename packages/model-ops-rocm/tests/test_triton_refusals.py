@@ -12,12 +12,19 @@ from typing import cast
 import pytest
 import torch
 
-from syncline.model_ops_rocm import NotPreparedError, OpError, select
+from syncline.model_ops_rocm import (
+    AttentionMetadata,
+    NoConfigurationError,
+    NotPreparedError,
+    OpError,
+    select,
+)
 from syncline.model_ops_rocm.testing.cases import CASES
 from syncline.model_ops_rocm.testing.parity import Arguments, Case, Maker
 from syncline.model_ops_rocm.testing.refusals import one_per_shape_of_call, wrong_calls
 from syncline.model_ops_rocm.testing.stand_in import stand_in_driver
 from syncline.model_ops_rocm.triton import BACKEND
+from syncline.model_ops_rocm.triton.targets import SUPPORTED_ARCHS
 
 Ops = Mapping[str, Callable[..., object]]
 OPS = {entry.op for entry in BACKEND.entries}
@@ -71,3 +78,26 @@ def test_what_the_reference_refuses_is_refused_in_the_same_words(ops: Ops, case:
             assert found is not None, f"{wrong}: {expected}"
             if not any(words in expected or words in found for words in OWN_WORDS):
                 assert found == expected, str(wrong)
+
+
+@pytest.mark.parametrize("arch", SUPPORTED_ARCHS)
+@pytest.mark.parametrize("head_dim", [4, 12, 264, 512])
+def test_a_head_size_that_no_kernel_has_is_refused(ops: Ops, head_dim: int, arch: str) -> None:
+    q, k = torch.zeros(2, 4, head_dim), torch.zeros(2, 2, head_dim)
+    cache = torch.zeros(6, 2, 16, head_dim)
+    meta = AttentionMetadata(
+        query_start_loc=torch.tensor([0, 1, 2], dtype=torch.int32),
+        seq_lens=torch.tensor([5, 9], dtype=torch.int32),
+        block_tables=torch.zeros(2, 2, dtype=torch.int32),
+        num_decode_rows=2,
+    )
+    with stand_in_driver(arch):
+        with pytest.raises(ValueError, match=rf"^paged_attention: .* head_dim {head_dim}"):
+            ops["paged_attention"](q, cache, cache.clone(), meta, scale=1.0)
+        if head_dim <= 256:
+            return
+        slots = torch.tensor([0, 1])
+        with pytest.raises(NoConfigurationError, match=rf"^kv_write: .* and width {head_dim}"):
+            ops["kv_write"](k, k, cache, cache.clone(), slots)
+        with pytest.raises(NoConfigurationError, match=rf"^rotary_embedding: .*{head_dim}"):
+            ops["rotary_embedding"](q, k, torch.zeros(4, head_dim), slots)
