@@ -28,14 +28,14 @@ def _tile(num_warps: int, rows: int, columns: int = 0) -> LaunchConfig:
 # Measured on an H200 with bfloat16 sources and e4m3fn codes; no AMD GPU was at hand.
 _TOKEN: Final = {
     2_048: _tile(4, 2),
-    4_096: _tile(4, 1),
+    8_192: _tile(4, 1),
     12_288: _tile(4, 1, 4_096),
     32_768: _tile(8, 1, 8_192),
 }
 _TILES: Final = {
     "128x128": _tile(8, 64, 128),
     "block": _tile(4, 16, 256),
-    "spread": _tile(4, 16, 256),
+    "spread": _tile(4, 32, 128),
 }
 
 
