@@ -70,16 +70,24 @@ def test_every_way_of_computing_is_near_the_reference_and_repeats_itself(
         assert torch.equal(experts(**part), found)
 
 
-def test_steps_that_share_a_workspace_in_a_graph_do_not_meet(call: dict[str, Any]) -> None:
+@pytest.mark.parametrize("num_tokens", [1, 16])
+def test_steps_that_share_their_memory_in_a_graph_do_not_meet(
+    call: dict[str, Any], num_tokens: int
+) -> None:
     op = select("moe_experts", backend="triton", arch=detect_arch(), dtype=DTYPE)
-    size = op.workspace_bytes(call["w13"], TOP_K, 16, DTYPE)
+    route = select("moe_route", backend="triton", arch=detect_arch(), dtype=DTYPE)
+    size = op.workspace_bytes(call["w13"], TOP_K, num_tokens, DTYPE)
     workspace = torch.empty(size, dtype=torch.uint8, device="cuda")
-    parts = [part_of(call, start, start + 1) for start in range(40)]
+    logits = torch.randn(40, num_tokens, NUM_EXPERTS, device="cuda", dtype=DTYPE)
+    shape = (num_tokens, TOP_K)
+    routed = torch.empty(shape, device="cuda"), torch.empty(shape, device="cuda").int()
+    parts = [part_of(call, 16 * start, 16 * start + num_tokens) for start in range(40)]
     outs = [torch.empty_like(part["x_TH"]) for part in parts]
 
     def step() -> None:
-        for part, out in zip(parts, outs, strict=True):
-            op(**part, out=out, workspace=workspace)
+        for one, part, out in zip(logits, parts, outs, strict=True):
+            weights, ids = route(one, TOP_K, out=routed)
+            op(**part | {"weights_TK": weights, "ids_TK": ids}, out=out, workspace=workspace)
 
     step()
     graph = torch.cuda.CUDAGraph()
@@ -91,8 +99,12 @@ def test_steps_that_share_a_workspace_in_a_graph_do_not_meet(call: dict[str, Any
             out.fill_(float("nan"))
         graph.replay()
         torch.cuda.synchronize()
-        for part, out in zip(parts, outs, strict=True):
-            assert torch.equal(out, experts(**part))
+        for one, part, out in zip(logits, parts, outs, strict=True):
+            weights, ids = route(one, TOP_K)
+            torch.cuda.synchronize()
+            wanted = experts(**part | {"weights_TK": weights, "ids_TK": ids})
+            torch.cuda.synchronize()
+            assert torch.equal(out, wanted)
 
 
 def test_what_was_prepared_runs_with_any_number_of_tokens(call: dict[str, Any]) -> None:

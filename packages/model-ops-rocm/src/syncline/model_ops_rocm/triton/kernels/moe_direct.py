@@ -7,12 +7,13 @@ is computed.
 
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from syncline.model_ops_rocm.triton.kernels.moe_experts import scale_at, weight_at
 
 
 @triton.jit
-def direct_gate_up_kernel(
+def direct_gate_up_kernel(  # noqa: PLR0915 - a kernel is one body
     x_ptr,
     weight_ptr,  # [E, 2I, H]
     scale_ptr,
@@ -26,13 +27,15 @@ def direct_gate_up_kernel(
     TOP_K: tl.constexpr,
     CHUNK: tl.constexpr,
     SCALE: tl.constexpr,
-    OVERLAPS: tl.constexpr,  # NVIDIA: the next kernel may start, and wait for this one's results
+    OVERLAP: tl.constexpr,  # CUDA: launched while the kernel before it ends
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
     STAGES: tl.constexpr,
 ):
-    if OVERLAPS:
-        tl.extra.cuda.gdc_launch_dependents()
+    if OVERLAP:
+        # In this order: the next kernel reads ids before it waits in turn.
+        gdc_wait()
+        gdc_launch_dependents()
     pair = tl.program_id(1).to(tl.int64)
     expert = tl.load(ids_ptr + pair).to(tl.int64)
     if (expert >= 0) & (expert < NUM_EXPERTS):
@@ -94,7 +97,7 @@ def direct_down_kernel(  # noqa: PLR0915 - a kernel is one body
     TOP_K: tl.constexpr,
     CHUNK: tl.constexpr,
     SCALE: tl.constexpr,
-    OVERLAPS: tl.constexpr,
+    OVERLAP: tl.constexpr,
     BLOCK_SLOTS: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
@@ -119,9 +122,10 @@ def direct_down_kernel(  # noqa: PLR0915 - a kernel is one body
     at = weight_at(rows, columns, INTERMEDIATE, CHUNK)[None, :, :]
     mask = has_weight & (columns < INTERMEDIATE)[None, None, :]
     weight = tl.load(matrices + at, mask=mask, other=0.0)
-    if OVERLAPS:
-        # Up to here nothing was read that the kernel before writes.
-        tl.extra.cuda.gdc_wait()
+    if OVERLAP:
+        # Up to here nothing was read that the kernel before writes; it has waited for the others.
+        gdc_wait()
+        gdc_launch_dependents()
     in_mask = is_kept[:, None] & (columns < INTERMEDIATE)[None, :]
     activated = tl.load(inputs + columns[None, :], mask=in_mask, other=0.0)
     sums = tl.zeros([BLOCK_SLOTS, BLOCK_N, BLOCK_K], dtype=tl.float32)

@@ -3,6 +3,8 @@
 import triton
 import triton.language as tl
 
+from syncline.model_ops_rocm.triton.kernels.dependent import await_inputs
+
 
 @triton.jit
 def _as_key(logits, experts, KEY: tl.constexpr, BITS: tl.constexpr):
@@ -48,10 +50,12 @@ def route_kernel(  # noqa: PLR0915 - a kernel is one body
     RENORMALISE: tl.constexpr,
     HAS_POSITIONS: tl.constexpr,
     MAX_REPLICAS: tl.constexpr,  # 0: no map
+    OVERLAP: tl.constexpr,  # CUDA: launched while the kernel before it ends
     BLOCK_EXPERTS: tl.constexpr,
     BLOCK_K: tl.constexpr,
     BLOCK_ROWS: tl.constexpr,
 ):
+    await_inputs(OVERLAP)
     dtype: tl.constexpr = logits_ptr.dtype.element_ty
     BITS: tl.constexpr = dtype.primitive_bitwidth
     KEY: tl.constexpr = tl.int32 if BITS == 16 else tl.int64
@@ -122,9 +126,11 @@ def sort_kernel(
     GROUP_SIZE: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     HAS_PLACES: tl.constexpr,
+    OVERLAP: tl.constexpr,  # CUDA: launched while the kernel before it ends
     BLOCK_GROUPS: tl.constexpr,
     BLOCK_PAIRS: tl.constexpr,
 ):
+    await_inputs(OVERLAP)
     # One program per group. Each counts all pairs, so that none waits for another.
     group = tl.program_id(0)
     offsets = tl.arange(0, BLOCK_PAIRS)
@@ -184,8 +190,10 @@ def permute_kernel(
     WIDTH: tl.constexpr,
     TOP_K: tl.constexpr,
     GROUP_SIZE: tl.constexpr,
+    OVERLAP: tl.constexpr,  # CUDA: launched while the kernel before it ends
     BLOCK_WIDTH: tl.constexpr,
 ):
+    await_inputs(OVERLAP)
     entry = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK_WIDTH + tl.arange(0, BLOCK_WIDTH)
     pair = tl.load(pairs_ptr + entry)
@@ -213,8 +221,10 @@ def combine_kernel(
     WIDTH: tl.constexpr,
     TOP_K: tl.constexpr,
     BY_PAIR: tl.constexpr,  # places are ids of experts; a pair's row of y is its number
+    OVERLAP: tl.constexpr,  # CUDA: launched while the kernel before it ends
     BLOCK_WIDTH: tl.constexpr,
 ):
+    await_inputs(OVERLAP)
     token = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK_WIDTH + tl.arange(0, BLOCK_WIDTH)
     mask = columns < WIDTH

@@ -39,7 +39,7 @@ from syncline.model_ops_rocm.triton.kernels.moe_direct import (
     direct_gate_up_kernel,
 )
 from syncline.model_ops_rocm.triton.kernels.moe_experts import down_kernel, gate_up_kernel
-from syncline.model_ops_rocm.triton.launch import IS_INTERPRETED, LAUNCHER, require_reachable
+from syncline.model_ops_rocm.triton.launch import LAUNCHER, overlaps, require_reachable
 from syncline.model_ops_rocm.triton.ops.moe_routing import launch_combine, launch_sort
 from syncline.model_ops_rocm.triton.targets import LaunchConfig
 
@@ -212,15 +212,13 @@ def _split(call: _Call, block_size: int) -> tuple[torch.Tensor, torch.Tensor, So
     )
 
 
-def _tile(chosen: _Chosen, constants: dict[str, int]) -> dict[str, int]:
-    """Columns of one step: no more than share a scale."""
+def _own(chosen: _Chosen, constants: dict[str, int]) -> dict[str, int]:
+    """What one launch has of its own: columns of one step, no more than share a scale."""
     block_k = chosen[1].constants["BLOCK_K"]
-    return {"BLOCK_K": min(block_k, SCALE_BLOCK) if constants["SCALE"] > 1 else block_k}
-
-
-def _overlaps(chosen: _Chosen) -> bool:
-    """Whether a launch may start before the one ahead of it has ended."""
-    return bool(chosen[1].launch_pdl) and not IS_INTERPRETED
+    return {
+        "BLOCK_K": min(block_k, SCALE_BLOCK) if constants["SCALE"] > 1 else block_k,
+        "OVERLAP": overlaps(chosen[1]),
+    }
 
 
 def _run_direct(call: _Call, path: _Path) -> None:
@@ -228,7 +226,7 @@ def _run_direct(call: _Call, path: _Path) -> None:
     activated, _, _ = _split(call, 1)
     ids = call.routing[1]
     s13, s2 = (call.w13, call.w2) if call.scales is None else call.scales
-    constants = {**constants, "TOP_K": shapes.top_k, "OVERLAPS": _overlaps(path.down)}
+    constants = {**constants, "TOP_K": shapes.top_k}
     LAUNCHER.launch(
         direct_gate_up_kernel,
         (-(-shapes.intermediate // path.gate_up[1].constants["BLOCK_N"]), shapes.num_pairs),
@@ -236,7 +234,7 @@ def _run_direct(call: _Call, path: _Path) -> None:
         (call.x, call.w13, s13, activated, ids, *call.x.stride()),
         {
             **constants,
-            **_tile(path.gate_up, constants),
+            **_own(path.gate_up, constants),
             "STAGES": path.gate_up[1].num_stages,
         },
     )
@@ -247,7 +245,7 @@ def _run_direct(call: _Call, path: _Path) -> None:
         (activated, call.w2, s2, call.out, *call.routing, *call.out.stride()),
         {
             **constants,
-            **_tile(path.down, constants),
+            **_own(path.down, constants),
             "BLOCK_SLOTS": power_of_two(shapes.top_k),
         },
     )
@@ -266,13 +264,13 @@ def _run_sorted(call: _Call, path: _Path) -> None:
         (num_blocks * -(-shapes.intermediate // path.gate_up[1].constants["BLOCK_N"]),),
         path.gate_up,
         (call.x, call.w13, s13, activated, *blocks, *call.x.stride()),
-        {**constants, **_tile(path.gate_up, constants), "TOP_K": shapes.top_k},
+        {**constants, **_own(path.gate_up, constants), "TOP_K": shapes.top_k},
     )
     LAUNCHER.launch(
         down_kernel,
         (num_blocks * -(-shapes.hidden // path.down[1].constants["BLOCK_N"]),),
         path.down,
         (activated, call.w2, s2, y, *blocks),
-        {**constants, **_tile(path.down, constants)},
+        {**constants, **_own(path.down, constants)},
     )
     launch_combine(y, call.routing, call.out, shapes.num_experts, by_pair=True)

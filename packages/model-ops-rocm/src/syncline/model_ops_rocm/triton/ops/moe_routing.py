@@ -21,7 +21,7 @@ from syncline.model_ops_rocm.triton.kernels.moe_routing import (
     route_kernel,
     sort_kernel,
 )
-from syncline.model_ops_rocm.triton.launch import LAUNCHER, require_reachable
+from syncline.model_ops_rocm.triton.launch import LAUNCHER, overlaps, require_reachable
 
 
 def moe_route(
@@ -64,6 +64,7 @@ def moe_route(
             "RENORMALISE": renormalise,
             "HAS_POSITIONS": positions_T is not None,
             "MAX_REPLICAS": 0 if expert_map is None else replicas.shape[1],
+            "OVERLAP": overlaps(chosen[1]),
             "BLOCK_EXPERTS": power_of_two(num_experts),
             "BLOCK_K": power_of_two(top_k),
         },
@@ -105,15 +106,17 @@ def launch_sort(
     num_groups, num_pairs = out.counts.shape[0], ids_TK.numel()
     kinds = ("", MANY_PAIRS) if LAUNCHER.is_compiling else (kind_of_sort(num_pairs),)
     for kind in kinds:
+        chosen = LAUNCHER.config(MOE_SORT, torch.int32, num_groups, kind)
         LAUNCHER.launch(
             sort_kernel,
             (num_groups,),
-            LAUNCHER.config(MOE_SORT, torch.int32, num_groups, kind),
+            chosen,
             (ids_TK, *out, num_pairs, out.pairs.shape[0], num_groups),
             {
                 "GROUP_SIZE": group_size,
                 "BLOCK_SIZE": block_size,
                 "HAS_PLACES": has_places,
+                "OVERLAP": overlaps(chosen[1]),
                 "BLOCK_GROUPS": power_of_two(num_groups),
             },
         )
@@ -148,7 +151,12 @@ def moe_permute(
             *x_TH.stride(),
             *out[0].stride(),
         ),
-        {"WIDTH": width, "TOP_K": ids_TK.shape[1], "GROUP_SIZE": group_size},
+        {
+            "WIDTH": width,
+            "TOP_K": ids_TK.shape[1],
+            "GROUP_SIZE": group_size,
+            "OVERLAP": overlaps(chosen[1]),
+        },
     )
     return out
 
@@ -188,5 +196,10 @@ def launch_combine(
         (num_tokens, -(-width // chosen[1].constants["BLOCK_WIDTH"])),
         chosen,
         (y, *routing, out, stop, *y.stride(), *out.stride()),
-        {"WIDTH": width, "TOP_K": routing[0].shape[1], "BY_PAIR": by_pair},
+        {
+            "WIDTH": width,
+            "TOP_K": routing[0].shape[1],
+            "BY_PAIR": by_pair,
+            "OVERLAP": overlaps(chosen[1]),
+        },
     )
