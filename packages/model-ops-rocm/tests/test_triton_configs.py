@@ -27,7 +27,7 @@ ROWS_OF = {
     "advance": (torch.int32,),
     "moe_sort": (torch.int32,),
     # Weights in fp8 have their own.
-    "moe_experts": (*DTYPES, torch.float8_e4m3fn),
+    "moe_experts": (torch.bfloat16, torch.float32, torch.float8_e4m3fn),
     "verify_drafts": (torch.int32, *DTYPES),
     # Sources of float16 have the rows of bfloat16; "encode" copies codes as well.
     "encode": (torch.bfloat16, torch.float32, torch.uint8),

@@ -30,6 +30,13 @@ MANY_PAIRS: Final = "many"  # of sorting
 FP8_ROWS: Final = torch.float8_e4m3fn
 
 
+def rows_of(dtype: torch.dtype, *, is_fp8: bool) -> torch.dtype:
+    """Whose rows serve experts with an x of `dtype`: float16 has those of bfloat16."""
+    if dtype not in HALF_DTYPES:
+        return dtype
+    return FP8_ROWS if is_fp8 else torch.bfloat16
+
+
 def kind_of_sort(num_pairs: int) -> str:
     """Which row sorts so many pairs: more at a time where there are many."""
     return MANY_PAIRS if num_pairs > 4_096 else ""
@@ -149,9 +156,8 @@ def _table() -> Iterator[Row]:
         for dtype in (*HALF_DTYPES, torch.float32):
             yield from _routing(arch, dtype)
         for kind, buckets in projections.items():
-            for dtype in HALF_DTYPES:
-                for up_to, config in buckets.items():
-                    yield ConfigKey("moe_experts", arch, dtype, up_to, kind), config
+            for up_to, config in buckets.items():
+                yield ConfigKey("moe_experts", arch, torch.bfloat16, up_to, kind), config
             yield ConfigKey("moe_experts", arch, torch.float32, ANY_WIDTH, kind), _float32(kind)
         for kind, buckets in of_fp8.items():
             for up_to, config in buckets.items():

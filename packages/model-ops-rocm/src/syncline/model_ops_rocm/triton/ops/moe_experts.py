@@ -23,15 +23,15 @@ from syncline.model_ops_rocm.checks import refuse, require_workspace
 from syncline.model_ops_rocm.contracts.moe import SortedPairs, sorted_capacity
 from syncline.model_ops_rocm.layouts import Shuffle16x16, WeightLayout
 from syncline.model_ops_rocm.triton.configs import CONFIGS
-from syncline.model_ops_rocm.triton.configs.base import HALF_DTYPES, ConfigKey
+from syncline.model_ops_rocm.triton.configs.base import ConfigKey
 from syncline.model_ops_rocm.triton.configs.moe import (
     DIRECT,
     DOWN,
-    FP8_ROWS,
     GATE_UP,
     INVARIANT,
     MAX_BLOCK_PAIRS,
     MAX_DIRECT_PAIRS,
+    rows_of,
 )
 from syncline.model_ops_rocm.triton.geometry import power_of_two
 from syncline.model_ops_rocm.triton.kernels.moe_direct import (
@@ -128,13 +128,13 @@ class TritonMoeExperts:
         if scales is not None:
             require_reachable(MOE_EXPERTS, **{"scales[0]": scales[0], "scales[1]": scales[1]})
         if w13.dtype is torch.float8_e4m3fnuz:
-            _refuse_fnuz(x_TH.dtype)
+            _refuse_fnuz()
         if out.numel() == 0:
             return out
         if shapes.num_pairs == 0 or w13.numel() == 0:
             return out.zero_()
         call = _Call(x_TH, w13, w2, routing, scales, out, shapes, workspace, chunk)
-        rows = FP8_ROWS if scales is not None and x_TH.dtype in HALF_DTYPES else x_TH.dtype
+        rows = rows_of(x_TH.dtype, is_fp8=scales is not None)
         for path in _paths(rows, shapes, batch_invariant=batch_invariant):
             (_run_direct if path.is_direct else _run_sorted)(call, path)
         return out
@@ -151,11 +151,9 @@ def _chunk(layout: WeightLayout, w13: torch.Tensor) -> int:
     return _CHUNK_BYTES // w13.element_size() if layout == Shuffle16x16() else 0
 
 
-def _refuse_fnuz(dtype: torch.dtype) -> None:
-    kind = f"{GATE_UP}-{INVARIANT}"
-    arch = LAUNCHER.config(MOE_EXPERTS, dtype, 1, kind)[0].arch
-    if arch.startswith("sm_"):
-        refuse(MOE_EXPERTS, "w13", f"be float8_e4m3fn on {arch}", torch.float8_e4m3fnuz)
+def _refuse_fnuz() -> None:
+    if LAUNCHER.arch.startswith("sm_"):
+        refuse(MOE_EXPERTS, "w13", f"be float8_e4m3fn on {LAUNCHER.arch}", torch.float8_e4m3fnuz)
 
 
 def _parts(shapes: ExpertShapes, dtype: torch.dtype) -> tuple[int, ...]:
