@@ -150,7 +150,9 @@ def _table() -> Iterator[Row]:
         ("gfx950", _AMD, _AMD_FP8),
         ("sm_90", _SM_90, _SM_90_FP8),
     ):
-        for kind, num_warps, pairs in (("", 4, 1_024), (MANY_PAIRS, 16, 4_096)):
+        # AMD's scalar registers do not hold more.
+        many = (8, 2_048) if arch.startswith("gfx") else (16, 4_096)
+        for kind, (num_warps, pairs) in (("", (4, 1_024)), (MANY_PAIRS, many)):
             config = LaunchConfig(num_warps=num_warps, constants={"BLOCK_PAIRS": pairs})
             yield ConfigKey("moe_sort", arch, torch.int32, MAX_EXPERTS, kind), config
         for dtype in (*HALF_DTYPES, torch.float32):
