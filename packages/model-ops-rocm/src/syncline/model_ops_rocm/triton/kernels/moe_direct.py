@@ -125,7 +125,6 @@ def direct_down_kernel(  # noqa: PLR0915 - a kernel is one body
     if OVERLAP:
         # Up to here nothing was read that the kernel before writes; it has waited for the others.
         gdc_wait()
-        gdc_launch_dependents()
     in_mask = is_kept[:, None] & (columns < INTERMEDIATE)[None, :]
     activated = tl.load(inputs + columns[None, :], mask=in_mask, other=0.0)
     sums = tl.zeros([BLOCK_SLOTS, BLOCK_N, BLOCK_K], dtype=tl.float32)

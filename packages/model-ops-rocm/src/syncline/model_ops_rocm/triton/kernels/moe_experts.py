@@ -7,8 +7,6 @@ block without an expert ends at once.
 import triton
 import triton.language as tl
 
-from syncline.model_ops_rocm.triton.kernels.dependent import await_inputs
-
 
 @triton.jit
 def weight_at(rows, columns, WIDTH: tl.constexpr, CHUNK: tl.constexpr):
@@ -61,13 +59,11 @@ def gate_up_kernel(  # noqa: PLR0915 - a kernel is one body
     TOP_K: tl.constexpr,
     CHUNK: tl.constexpr,
     SCALE: tl.constexpr,  # 0: none, 1: of a row, else of a block of so many rows and columns
-    OVERLAP: tl.constexpr,  # CUDA: launched while the kernel before it ends
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
     GROUP_BLOCKS: tl.constexpr,
 ):
-    await_inputs(OVERLAP)
     TILES: tl.constexpr = (INTERMEDIATE + BLOCK_N - 1) // BLOCK_N
     tile, block = _tile_of(TILES, num_blocks, GROUP_BLOCKS)
     expert = tl.load(experts_ptr + block)
@@ -137,13 +133,11 @@ def down_kernel(
     INTERMEDIATE: tl.constexpr,
     CHUNK: tl.constexpr,
     SCALE: tl.constexpr,
-    OVERLAP: tl.constexpr,  # CUDA: launched while the kernel before it ends
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
     GROUP_BLOCKS: tl.constexpr,
 ):
-    await_inputs(OVERLAP)
     TILES: tl.constexpr = (HIDDEN + BLOCK_N - 1) // BLOCK_N
     tile, block = _tile_of(TILES, num_blocks, GROUP_BLOCKS)
     expert = tl.load(experts_ptr + block)

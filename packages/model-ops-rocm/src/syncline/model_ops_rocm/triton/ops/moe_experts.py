@@ -210,13 +210,10 @@ def _split(call: _Call, block_size: int) -> tuple[torch.Tensor, torch.Tensor, So
     )
 
 
-def _own(chosen: _Chosen, constants: dict[str, int]) -> dict[str, int]:
-    """What one launch has of its own: columns of one step, no more than share a scale."""
+def _tile(chosen: _Chosen, constants: dict[str, int]) -> dict[str, int]:
+    """Columns of one step: no more than share a scale."""
     block_k = chosen[1].constants["BLOCK_K"]
-    return {
-        "BLOCK_K": min(block_k, SCALE_BLOCK) if constants["SCALE"] > 1 else block_k,
-        "OVERLAP": overlaps(chosen[1]),
-    }
+    return {"BLOCK_K": min(block_k, SCALE_BLOCK) if constants["SCALE"] > 1 else block_k}
 
 
 def _run_direct(call: _Call, path: _Path) -> None:
@@ -232,8 +229,9 @@ def _run_direct(call: _Call, path: _Path) -> None:
         (call.x, call.w13, s13, activated, ids, *call.x.stride()),
         {
             **constants,
-            **_own(path.gate_up, constants),
+            **_tile(path.gate_up, constants),
             "STAGES": path.gate_up[1].num_stages,
+            "OVERLAP": overlaps(path.gate_up[1]),
         },
     )
     LAUNCHER.launch(
@@ -243,7 +241,8 @@ def _run_direct(call: _Call, path: _Path) -> None:
         (activated, call.w2, s2, call.out, *call.routing, *call.out.stride()),
         {
             **constants,
-            **_own(path.down, constants),
+            **_tile(path.down, constants),
+            "OVERLAP": overlaps(path.down[1]),
             "BLOCK_SLOTS": power_of_two(shapes.top_k),
         },
     )
@@ -262,13 +261,13 @@ def _run_sorted(call: _Call, path: _Path) -> None:
         (num_blocks * -(-shapes.intermediate // path.gate_up[1].constants["BLOCK_N"]),),
         path.gate_up,
         (call.x, call.w13, s13, activated, *blocks, *call.x.stride()),
-        {**constants, **_own(path.gate_up, constants), "TOP_K": shapes.top_k},
+        {**constants, **_tile(path.gate_up, constants), "TOP_K": shapes.top_k},
     )
     LAUNCHER.launch(
         down_kernel,
         (num_blocks * -(-shapes.hidden // path.down[1].constants["BLOCK_N"]),),
         path.down,
         (activated, call.w2, s2, y, *blocks),
-        {**constants, **_own(path.down, constants)},
+        {**constants, **_tile(path.down, constants)},
     )
     launch_combine(y, call.routing, call.out, shapes.num_experts, by_pair=True)
