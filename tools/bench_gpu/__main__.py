@@ -22,6 +22,7 @@ FAMILIES: Final = (
     "moe",
     "storing",
     "logits",
+    "linear",
 )
 _COLUMNS: Final = ("op", "shape", "backend", "us", "share of floor", "promised", "")
 _HEAD: Final = """\

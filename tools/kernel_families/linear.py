@@ -13,21 +13,27 @@ from syncline.model_ops_rocm.triton.configs.base import ConfigKey
 from syncline.model_ops_rocm.triton.configs.linear import (
     CODES,
     CODES_OF_BLOCKS,
+    DECODED,
     DECODED_FP32,
+    INVARIANT,
     MX,
+    NARROW,
     NARROW_VECTOR_ROWS,
+    SHALLOW,
+    SMALL,
     VECTOR,
     VECTOR_NARROW,
 )
 
-_WIDTH: Final = 4_096
+# Rows and K of the weight that the rows of a kind are for.
+_SHAPES: Final = {NARROW: (4_096, 4_096), SMALL: (2_048, 2_048), SHALLOW: (4_096, 1_024)}
+_SHAPE: Final = (12_288, 4_096)
 _CODES: Final = {
     torch.float8_e4m3fn: CodeType.E4M3FN,
     torch.float8_e4m3fnuz: CodeType.E4M3FNUZ,
     torch.float4_e2m1fn_x2: CodeType.E2M1,
 }
 _FEW: Final = 16
-_WIDE: Final = 12_288
 
 
 def _tokens(key: ConfigKey, num_tokens: int) -> int:
@@ -37,20 +43,21 @@ def _tokens(key: ConfigKey, num_tokens: int) -> int:
     return min(max(num_tokens, below + 1), key.up_to)
 
 
-def _columns(key: ConfigKey) -> int:
-    return _WIDTH if key.kind.endswith("narrow") else _WIDE
+def _shape(key: ConfigKey) -> tuple[int, int]:
+    return _SHAPES.get(key.kind.rpartition("-")[2], _SHAPE)
 
 
 def _linears(key: ConfigKey, num_tokens: int) -> Iterator[tuple[str, Arguments]]:
-    width, depth = _columns(key), _WIDTH
+    width, depth = _shape(key)
     tokens = _tokens(key, num_tokens)
     if key.kind in (VECTOR, VECTOR_NARROW):
-        tokens, depth = 1, min(key.up_to, _WIDE)
+        tokens, depth = 1, min(key.up_to, _SHAPE[0])
         width = NARROW_VECTOR_ROWS if key.kind == VECTOR_NARROW else width
     call: Arguments = {
         "x_TK": empty(key, tokens, depth),
         "weight": empty(key, width, depth),
         "layout": RowMajor(),
+        "batch_invariant": key.kind == INVARIANT,
     }
     yield "row-major", call | {"bias": empty(key, width)} if key.up_to == _FEW else call
     if key.dtype == torch.bfloat16 and not key.kind:
@@ -64,16 +71,18 @@ def _quantised(key: ConfigKey, num_tokens: int) -> Iterator[tuple[str, Arguments
         recipe = _recipe(Granularity.BLOCK_128X128, code)
     elif key.kind == MX or code is CodeType.E2M1:
         recipe = _mx(code)
-    layout = Shuffle16x16() if key.up_to == _FEW and key.kind != CODES else RowMajor()
+    is_shuffled = key.up_to == _FEW and key.kind in (CODES_OF_BLOCKS, DECODED, MX)
+    layout = Shuffle16x16() if is_shuffled else RowMajor()
     storage = StorageFormat(recipe=recipe, layout=layout)
-    shape = (_tokens(key, num_tokens), _WIDTH)
-    spec = storage.storage_spec((_columns(key), _WIDTH))
+    shape = (_tokens(key, num_tokens), _shape(key)[1])
+    spec = storage.storage_spec(_shape(key))
     call: Arguments = {
         **{
             name: torch.empty(one.shape, dtype=one.dtype, device="meta")
             for name, one in spec.items()
         },
         "storage": storage,
+        "batch_invariant": key.kind.endswith(INVARIANT),
     }
     if not _is_of_codes(key):
         dtype = torch.float32 if key.kind == DECODED_FP32 else torch.bfloat16

@@ -4,18 +4,20 @@ import pytest
 import torch
 
 from syncline.model_ops_rocm.triton.configs import CONFIGS, key_for
-from syncline.model_ops_rocm.triton.configs.base import ANY_WIDTH
 from syncline.model_ops_rocm.triton.configs.linear import (
     CODES,
+    CODES_OF_BLOCKS,
     DECODED,
     FEWER_THAN_LIBRARY,
     VECTOR,
-    kind_for,
+    Sizes,
+    invariant_bucket,
+    kind_for_codes,
+    kind_for_numbers,
 )
 from syncline.model_ops_rocm.triton.geometry import matrix_of
 from syncline.model_ops_rocm.triton.ops import library
 
-# A row of one token is multiplied by vectors: nothing there is tiled for matrix instructions.
 ROWS = {
     key: row
     for key, row in CONFIGS.items()
@@ -23,32 +25,61 @@ ROWS = {
 }
 
 
-def test_few_columns_have_rows_of_their_own_on_nvidia_and_for_few_rows() -> None:
-    assert kind_for("", "sm_90", 64, 8_192) == "narrow"
-    assert kind_for("", "sm_90", 65, 8_192) == ""
-    assert kind_for("", "sm_90", 64, 8_193) == ""
-    assert kind_for(CODES, "sm_90", 1, 16) == "codes-narrow"
-    assert kind_for(CODES, "gfx942", 1, 16) == CODES
-    for num_rows in (1, 16, 17, 64, 65, ANY_WIDTH):
-        for num_columns in (1, 8_192, 8_193):
-            for dtype in (torch.bfloat16, torch.float16, torch.float32):
-                kind = kind_for("", "sm_90", num_rows, num_columns)
-                assert key_for("linear", "sm_90", dtype, num_rows, kind).up_to >= num_rows
+def test_kinds_of_weights_have_rows_of_their_own_on_nvidia_and_for_few_rows() -> None:
+    def kind(*sizes: int, arch: str = "sm_90", dtype: torch.dtype = torch.bfloat16) -> str:
+        return kind_for_numbers(arch, dtype, Sizes(*sizes))
+
+    assert kind(16, 8_192, 4_096) == "narrow"
+    assert kind(17, 8_192, 4_096) == kind(16, 8_193, 4_096) == ""
+    assert kind(1, 1_024, 2_048) == kind(1, 5_120, 2_048) == "small"
+    assert kind(1, 4_096, 1_024) == "shallow"
+    assert kind(1, 8_192, 4_096, arch="gfx942") == kind(1, 64, 64, dtype=torch.float32) == ""
+    assert kind_for_codes("sm_90", CODES, Sizes(64, 8_192, 4_096)) == "codes-narrow"
+    for sizes in (Sizes(65, 8_192, 4_096), Sizes(64, 8_193, 4_096), Sizes(64, 8_192, 4_095)):
+        assert kind_for_codes("sm_90", CODES, sizes) == CODES
+    assert kind_for_codes("gfx950", CODES, Sizes(1, 16, 4_096)) == CODES
 
 
-def test_the_bucket_of_batch_invariant_calls_sums_in_one_way() -> None:
-    widest = [row for key, row in ROWS.items() if key.up_to == ANY_WIDTH]
-    assert widest
-    assert all(row.constants["SPLITS"] == 1 for row in widest)
-    assert all(row.launch_pdl is None for row in widest)
+def test_every_product_finds_a_row() -> None:
+    for num_rows in (1, 16, 17, 64, 65, 100_000):
+        for columns, depth in ((1, 1), (8_192, 4_096), (8_193, 4_096), (4_096, 1_024)):
+            sizes = Sizes(num_rows, columns, depth)
+            for arch in ("gfx942", "gfx950", "sm_90"):
+                native = torch.float8_e4m3fnuz if arch == "gfx942" else torch.float8_e4m3fn
+                for dtype in (torch.bfloat16, torch.float16, torch.float32):
+                    kind = kind_for_numbers(arch, dtype, sizes)
+                    assert key_for("linear", arch, dtype, num_rows, kind).up_to >= num_rows
+                for kind in (CODES, CODES_OF_BLOCKS):
+                    chosen = kind_for_codes(arch, kind, sizes)
+                    assert key_for("linear_quantised", arch, native, num_rows, chosen)
+
+
+def test_batch_invariant_calls_sum_in_one_way() -> None:
+    for arch in ("gfx942", "gfx950", "sm_90"):
+        native = torch.float8_e4m3fnuz if arch == "gfx942" else torch.float8_e4m3fn
+        for op, dtype, kind in (
+            ("linear", torch.bfloat16, ""),
+            ("linear", torch.float16, ""),
+            *(("linear_quantised", native, kind) for kind in (CODES, CODES_OF_BLOCKS, DECODED)),
+        ):
+            rows = [
+                CONFIGS[key_for(op, arch, dtype, *invariant_bucket(arch, kind, num_rows))]
+                for num_rows in (1, 16, 64, 65, 10_000)
+            ]
+            assert {row.constants["SPLITS"] for row in rows} == {1}
+            assert len({row.constants["BLOCK_K"] for row in rows}) == 1
+            # Below 64 rows of a weight another instruction would be taken than for many.
+            assert all(row.constants["BLOCK_N"] >= 64 for row in rows)
+            assert arch == "sm_90" or len({id(row) for row in rows}) == 1
 
 
 def test_blocks_of_k_are_what_the_kernels_can_sum() -> None:
     for key, row in ROWS.items():
         block_k = row.constants["BLOCK_K"]
         if key.kind.startswith(CODES):
-            # Longer ones of a shuffled weight are cut into dots that the compiler refuses.
-            assert block_k == 128
+            assert block_k % 128 == 0
+            # Longer ones of a shuffled weight, which that kind has not, do not compile.
+            assert block_k == 128 or key.kind == "codes-narrow"
         elif key.kind.startswith(DECODED):
             assert 128 % block_k == 0
             assert block_k % 32 == 0

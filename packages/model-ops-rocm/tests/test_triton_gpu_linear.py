@@ -109,6 +109,40 @@ def test_a_row_of_codes_is_its_own_whatever_shares_the_batch(granularity: Granul
         assert torch.equal(linear(x[start:stop], **arguments), whole[start:stop])
 
 
+@pytest.mark.parametrize("is_blocked", [False, True], ids=["rows", "blocks"])
+def test_a_row_of_codes_by_codes_is_its_own_whatever_shares_the_batch(is_blocked: bool) -> None:
+    code = FN if is_native(FN) else FNUZ
+    ours, theirs = (
+        (Granularity.BLOCK_1X128, Granularity.BLOCK_128X128)
+        if is_blocked
+        else (Granularity.TOKEN, Granularity.TOKEN)
+    )
+    x_recipe = Quantised(granularity=ours, code=code)
+    storage = StorageFormat(recipe=Quantised(granularity=theirs, code=code))
+    weight = {
+        name: tensor.cuda()
+        for name, tensor in encode_whole(storage, torch.randn(512, 1_024)).items()
+    }
+    x = encode_whole(StorageFormat(recipe=x_recipe), torch.randn(200, 1_024))
+    codes, scales = x["weight"].cuda(), x["weight_scale"].cuda()
+    linear = triton_op("linear_quantised", torch.bfloat16)
+
+    def product(start: int, stop: int) -> torch.Tensor:
+        return linear(
+            codes[start:stop],
+            **weight,
+            storage=storage,
+            x_scale=scales[start:stop],
+            x_recipe=x_recipe,
+            dtype=torch.bfloat16,
+            batch_invariant=True,
+        )
+
+    whole = product(0, 200)
+    for start, stop in ((0, 1), (16, 17), (16, 80), (80, 145), (37, 200)):
+        assert torch.equal(product(start, stop), whole[start:stop])
+
+
 def test_what_the_kernels_do_not_read_is_refused() -> None:
     weight, x = torch.zeros(64, 64, device="cuda"), torch.zeros(3, 64, device="cuda")
     linear = triton_op("linear", torch.float32)

@@ -2,8 +2,8 @@
 
 Buckets are rows of x. Rows of `linear` have x's dtype; those of `linear_quantised` the weight's
 codes as dtype, and as kind how they are multiplied. SWAP: the weight is the left operand, so that
-few rows are the narrow side of a matrix instruction. A batch-invariant call takes the widest bucket
-for every number of rows: one instruction, one BLOCK_K, no splits.
+few rows are the narrow side of a matrix instruction. All rows that a batch-invariant call may take
+have one family of instructions and one BLOCK_K, and no splits.
 
 The rows of sm_90 for codes and for 16-bit numbers were measured on an H200; no row of an AMD GPU
 was, nor one of decoded weights or of float32.
@@ -11,7 +11,7 @@ was, nor one of decoded weights or of float32.
 
 from collections.abc import Iterator, Mapping
 from types import MappingProxyType
-from typing import Final
+from typing import Final, NamedTuple
 
 import torch
 
@@ -41,22 +41,55 @@ FEWER_THAN_LIBRARY: Final[Mapping[tuple[str, torch.dtype], int]] = MappingProxyT
     {("sm_90", dtype): 16 for dtype in HALF_DTYPES}
 )
 _AMD: Final = ("gfx942", "gfx950")
+# What is added to a kind for weights that a plain row does not serve well. INVARIANT: few rows, in
+# an order of sums that the widest bucket has too. NARROW: fewer tiles than processors share them.
+# SMALL and SHALLOW: so few bytes that a launch weighs more, and of those the ones of little K.
+INVARIANT: Final = "invariant"
+NARROW: Final = "narrow"
+SMALL: Final = "small"
+SHALLOW: Final = "shallow"
+_FEW_ROWS: Final = 16
+_INVARIANT_ROWS: Final = {"": 512, CODES: 64, CODES_OF_BLOCKS: 64}
 _FEW_COLUMNS: Final = 8_192
-_FEW_ROWS: Final = 64
+_SMALL_WEIGHT: Final = 12 * 2**20
+_MUCH_K: Final = 2_048
 
 
-def kind_for(kind: str, arch: str, num_rows: int, num_columns: int) -> str:
-    """`kind`, or its rows for few columns: fewer tiles than there are processors to share them.
+class Sizes(NamedTuple):
+    """Of one product."""
 
-    AMD's tables do not tell.
-    """
-    if arch in _AMD or num_rows > _FEW_ROWS or num_columns > _FEW_COLUMNS:
+    num_rows: int
+    num_columns: int
+    depth: int
+
+
+def kind_for_numbers(arch: str, dtype: torch.dtype, sizes: Sizes) -> str:
+    """The kind of `linear`'s rows for a product that is not batch-invariant."""
+    if arch in _AMD or dtype == torch.float32 or sizes.num_rows > _FEW_ROWS:
+        return ""
+    if sizes.num_columns * sizes.depth <= _SMALL_WEIGHT:
+        return SMALL if sizes.depth >= _MUCH_K else SHALLOW
+    return NARROW if sizes.num_columns <= _FEW_COLUMNS else ""
+
+
+def kind_for_codes(arch: str, kind: str, sizes: Sizes) -> str:
+    """The kind of the rows for codes times codes of a row-major weight, not batch-invariant."""
+    is_narrow = sizes.num_columns <= _FEW_COLUMNS and sizes.depth >= 2 * _MUCH_K
+    if arch in _AMD or not is_narrow or sizes.num_rows > 4 * _FEW_ROWS:
         return kind
-    return _narrow(kind)
+    return f"{kind}-{NARROW}"
 
 
-def _narrow(kind: str) -> str:
-    return f"{kind}-narrow" if kind else "narrow"
+def invariant_bucket(arch: str, kind: str, num_rows: int) -> tuple[int, str]:
+    """(rows to look up, kind) of a batch-invariant product.
+
+    On sm_90 wgmma sums in one order whatever the tile is, so few rows may have a narrow one; the
+    shapes of AMD's instructions differ, so there the widest bucket serves all.
+    """
+    most = _INVARIANT_ROWS.get(kind, 0)
+    if arch in _AMD or num_rows > most:
+        return ANY_WIDTH, kind
+    return num_rows, f"{kind}-{INVARIANT}" if kind else INVARIANT
 
 
 def _few(
@@ -71,7 +104,7 @@ def _few(
 
     With `overlap`, for CUDA alone, a launch begins before the kernel ahead of it has ended, asks
     for so much of K of each row of the weight meanwhile, and lets the next kernel begin after so
-    many eighths of its own blocks.
+    many eighths of its own blocks; at once, if that is negative.
     """
     prefetch, release = overlap or (0, 0)
     return LaunchConfig(
@@ -118,14 +151,14 @@ _HALF: Final[Mapping[str, Buckets]] = {
         ANY_WIDTH: _many((128, 128, 64), 8, 2),
     },
     "nvidia": {
-        16: _few((16, 64, 128), 4, 3),
+        16: _few((16, 64, 128), 4, 3, overlap=(0, 7)),
         64: _few((64, 128, 64), 4, 4),
         ANY_WIDTH: _many((128, 128, 64), 8, 3),
     },
-    "nvidia-narrow": {
-        16: _few((16, 64, 128), 4, 4, splits=2, overlap=(0, 0)),
-        64: _few((64, 64, 128), 4, 4),
-    },
+    INVARIANT: {64: _few((64, 64, 64), 4, 5), 512: _many((64, 128, 64), 4, 4)},
+    NARROW: {16: _few((16, 64, 128), 4, 4, splits=2, overlap=(0, 4))},
+    SMALL: {16: _few((16, 32, 128), 4, 4, splits=2, overlap=(0, 7))},
+    SHALLOW: {16: _few((16, 32, 128), 4, 4, overlap=(0, 7))},
 }
 
 
@@ -152,7 +185,6 @@ _VECTOR_NARROW: Final[Buckets] = {
 _FULL: Final[Mapping[str, Buckets]] = {
     "amd": {64: _few((16, 64, 32), 4, 2), ANY_WIDTH: _many((128, 64, 32), 8, 2)},
     "nvidia": {64: _few((16, 64, 32), 4, 3), ANY_WIDTH: _many((128, 64, 16), 8, 3)},
-    "nvidia-narrow": {64: _few((16, 64, 32), 4, 3)},
 }
 _CODES: Final[Mapping[str, Buckets]] = {
     "amd": {
@@ -161,23 +193,25 @@ _CODES: Final[Mapping[str, Buckets]] = {
         ANY_WIDTH: _many((128, 128, 128), 8, 2),
     },
     "nvidia": {
-        16: _few((16, 64, 128), 4, 4),
-        64: _few((64, 128, 128), 4, 4),
+        16: _few((16, 64, 128), 4, 5),
+        64: _few((64, 64, 128), 4, 4),
         ANY_WIDTH: _many((256, 128, 128), 8, 3),
     },
-    "nvidia-narrow": {
-        16: _few((16, 64, 128), 4, 6, splits=4, overlap=(0, 0)),
-        64: _few((64, 64, 128), 4, 4, splits=4, overlap=(0, 0)),
+    INVARIANT: {64: _few((64, 64, 128), 4, 4)},
+    NARROW: {
+        16: _few((16, 64, 128), 4, 6, splits=4, overlap=(0, 4)),
+        64: _few((64, 64, 256), 4, 3, splits=4, overlap=(0, 7)),
     },
 }
 _CODES_OF_BLOCKS: Final[Mapping[str, Buckets]] = {
     "amd": _CODES["amd"],
     "nvidia": {
         16: _few((16, 64, 128), 4, 5),
-        64: _few((64, 128, 128), 4, 4),
+        64: _few((64, 64, 128), 4, 4),
         ANY_WIDTH: _many((64, 128, 128), 4, 4),
     },
-    "nvidia-narrow": {
+    INVARIANT: {64: _few((64, 64, 128), 4, 4)},
+    NARROW: {
         16: _few((16, 64, 128), 4, 5, splits=4, overlap=(0, 0)),
         64: _few((64, 64, 128), 4, 4, splits=4, overlap=(0, 0)),
     },
@@ -223,11 +257,12 @@ def _quantised(arch: str) -> Iterator[Row]:
 def _rows(
     op: str, arch: str, dtype: torch.dtype, kind: str, by_vendor: Mapping[str, Buckets]
 ) -> Iterator[Row]:
-    if arch in _AMD:
-        yield from _buckets(op, arch, dtype, kind, by_vendor["amd"])
-    else:
-        yield from _buckets(op, arch, dtype, kind, by_vendor["nvidia"])
-        yield from _buckets(op, arch, dtype, _narrow(kind), by_vendor["nvidia-narrow"])
+    for name, buckets in by_vendor.items():
+        if name in ("amd", "nvidia"):
+            if (name == "amd") == (arch in _AMD):
+                yield from _buckets(op, arch, dtype, kind, buckets)
+        elif arch not in _AMD:
+            yield from _buckets(op, arch, dtype, f"{kind}-{name}" if kind else name, buckets)
 
 
 def _buckets(op: str, arch: str, dtype: torch.dtype, kind: str, buckets: Buckets) -> Iterator[Row]:

@@ -66,7 +66,7 @@ def linear_kernel(
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
     PREFETCH: tl.constexpr,  # of K, with OVERLAP, where rows are whole tiles
-    RELEASE: tl.constexpr,
+    RELEASE: tl.constexpr,  # eighths of the blocks after which the next kernel may begin
     OVERLAP: tl.constexpr,  # CUDA: launched while the kernel before it ends
 ):
     tile_m, tile_n = grouped_tile(
@@ -79,13 +79,15 @@ def linear_kernel(
     start = split * per_split
     stop = tl.minimum(start + per_split, num_blocks)
     if OVERLAP:
+        if RELEASE < 0:
+            gdc_launch_dependents()
         await_kernel_before(
             *(weight_ptr, first_n, start * BLOCK_K, stop * BLOCK_K, depth),
             *(weight_stride, CHUNK, BLOCK_N, PREFETCH),
         )
     acc = tl.zeros((BLOCK_N, BLOCK_M) if SWAP else (BLOCK_M, BLOCK_N), dtype=tl.float32)
     for block in range(start, stop):
-        if OVERLAP:
+        if OVERLAP and RELEASE >= 0:
             release_kernel_after(block, start + (stop - start) * RELEASE // 8)
         k = block * BLOCK_K
         x = load_rows(

@@ -7,6 +7,7 @@ decoded codes, which powers of two leave exact in bfloat16; otherwise the produc
 
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents
 
 from syncline.model_ops_rocm.triton.kernels.linear import store_tile
 from syncline.model_ops_rocm.triton.kernels.linear_quantised import scaled, tile_scales
@@ -82,7 +83,7 @@ def decoded_linear_kernel(
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,  # with scales of blocks of K at most 128
     PREFETCH: tl.constexpr,  # of K, with OVERLAP, where rows are whole tiles
-    RELEASE: tl.constexpr,
+    RELEASE: tl.constexpr,  # eighths of the blocks after which the next kernel may begin
     OVERLAP: tl.constexpr,  # CUDA: launched while the kernel before it ends
 ):
     tile_m, tile_n = grouped_tile(
@@ -97,6 +98,8 @@ def decoded_linear_kernel(
     start = split * per_split
     stop = tl.minimum(start + per_split, num_blocks)
     if OVERLAP:
+        if RELEASE < 0:
+            gdc_launch_dependents()
         await_kernel_before(
             *(
                 weight_ptr,
@@ -108,7 +111,7 @@ def decoded_linear_kernel(
             *(stored_depth, CHUNK, BLOCK_N, PREFETCH // PER_BYTE),
         )
     for block in range(start, stop):
-        if OVERLAP:
+        if OVERLAP and RELEASE >= 0:
             release_kernel_after(block, start + (stop - start) * RELEASE // 8)
         k = block * BLOCK_K
         x = load_rows(

@@ -8,6 +8,7 @@ two. Knows no recipe by name; the wrapper says what shares a scale.
 
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents
 
 from syncline.model_ops_rocm.triton.kernels.linear import store_tile
 from syncline.model_ops_rocm.triton.kernels.tiles import (
@@ -86,7 +87,7 @@ def codes_linear_kernel(
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,  # K_BLOCK, or without SCALES_OF_BLOCKS a multiple of it
     PREFETCH: tl.constexpr,  # of K, with OVERLAP, where rows are whole tiles
-    RELEASE: tl.constexpr,
+    RELEASE: tl.constexpr,  # eighths of the blocks after which the next kernel may begin
     OVERLAP: tl.constexpr,  # CUDA: launched while the kernel before it ends
 ):
     tile_m, tile_n = grouped_tile(
@@ -100,12 +101,14 @@ def codes_linear_kernel(
     start = split * per_split
     stop = tl.minimum(start + per_split, num_blocks)
     if OVERLAP:
+        if RELEASE < 0:
+            gdc_launch_dependents()
         await_kernel_before(
             *(weight_ptr, first_n, start * BLOCK_K, stop * BLOCK_K, stored_depth),
             *(stored_depth, CHUNK, BLOCK_N, PREFETCH),
         )
     for block in range(start, stop):
-        if OVERLAP:
+        if OVERLAP and RELEASE >= 0:
             release_kernel_after(block, start + (stop - start) * RELEASE // 8)
         k = block * BLOCK_K
         x = load_rows(

@@ -8,8 +8,13 @@ import torch
 from syncline.model_ops_rocm.arguments_linear import LINEAR, check_linear, require_layout
 from syncline.model_ops_rocm.checks import require_contiguous
 from syncline.model_ops_rocm.layouts import RowMajor, Shuffle16x16, WeightLayout
-from syncline.model_ops_rocm.triton.configs.base import ANY_WIDTH
-from syncline.model_ops_rocm.triton.configs.linear import FEWER_THAN_LIBRARY, kind_for
+from syncline.model_ops_rocm.triton.configs.base import ANY_WIDTH, ConfigKey
+from syncline.model_ops_rocm.triton.configs.linear import (
+    FEWER_THAN_LIBRARY,
+    Sizes,
+    invariant_bucket,
+    kind_for_numbers,
+)
 from syncline.model_ops_rocm.triton.geometry import Matrix, matrix_of
 from syncline.model_ops_rocm.triton.kernels.linear import linear_kernel
 from syncline.model_ops_rocm.triton.launch import IS_INTERPRETED, LAUNCHER, require_reachable
@@ -21,6 +26,7 @@ from syncline.model_ops_rocm.triton.ops.products import (
     prefetch,
     split_bytes,
 )
+from syncline.model_ops_rocm.triton.targets import LaunchConfig
 
 _SHUFFLED: Final = Shuffle16x16()
 # The bucket of the tables that one row would be in.
@@ -69,9 +75,8 @@ class TritonLinear:
             linear_vector.multiply_row(x_TK, weight, bias, out)
             if not LAUNCHER.is_compiling:
                 return out
-        rows = ANY_WIDTH if batch_invariant else x.num_rows
-        kind = kind_for("", LAUNCHER.arch, rows, num_columns)
-        chosen = LAUNCHER.config(LINEAR, x_TK.dtype, rows, kind)
+        sizes = Sizes(x.num_rows, num_columns, depth)
+        chosen = _configuration(x_TK.dtype, sizes, is_invariant=batch_invariant)
         product = Product(
             op=LINEAR,
             chosen=chosen,
@@ -123,6 +128,17 @@ def _is_for_vector(
     is_row = x.num_rows == 1 or (LAUNCHER.is_compiling and x.num_rows <= _FEW_ROWS)
     is_plain = layout != _SHUFFLED and not batch_invariant
     return is_row and is_plain and linear_vector.takes(x_TK, weight)
+
+
+def _configuration(
+    dtype: torch.dtype, sizes: Sizes, *, is_invariant: bool
+) -> tuple[ConfigKey, LaunchConfig]:
+    rows, arch = sizes.num_rows, LAUNCHER.arch
+    if not is_invariant:
+        return LAUNCHER.config(LINEAR, dtype, rows, kind_for_numbers(arch, dtype, sizes))
+    if dtype == torch.float32:
+        return LAUNCHER.config(LINEAR, dtype, ANY_WIDTH)
+    return LAUNCHER.config(LINEAR, dtype, *invariant_bucket(arch, "", rows))
 
 
 def _is_for_library(product: Product, x: Matrix, weight: torch.Tensor) -> bool:

@@ -25,7 +25,6 @@ from syncline.model_ops_rocm.layouts import RowMajor, WeightLayout
 from syncline.model_ops_rocm.quant.scheme import CodeType, Granularity, ScaleType
 from syncline.model_ops_rocm.triton.configs import CONFIGS, key_for
 from syncline.model_ops_rocm.triton.configs import linear as tables
-from syncline.model_ops_rocm.triton.configs.base import ANY_WIDTH
 from syncline.model_ops_rocm.triton.geometry import matrix_of
 from syncline.model_ops_rocm.triton.kernels import linear_decoded
 from syncline.model_ops_rocm.triton.kernels.linear_decoded import decoded_linear_kernel
@@ -57,7 +56,7 @@ _CODES: Final = {
 }
 _NATIVE: Final = linear_decoded.NATIVE.value
 _MX_ARCH: Final = "gfx950"
-_NARROWED: Final = (tables.CODES, tables.CODES_OF_BLOCKS)
+_OF_CODES: Final = (tables.CODES, tables.CODES_OF_BLOCKS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,10 +121,12 @@ class _Call:
     workspace: torch.Tensor | None
 
     def product(self, kind: str, num_rows: int) -> Product:
-        rows = ANY_WIDTH if self.is_invariant else num_rows
-        arch = self._arch(kind)
-        if kind in _NARROWED:
-            kind = tables.kind_for(kind, arch, rows, self.num_columns)
+        arch, rows = self._arch(kind), num_rows
+        if self.is_invariant:
+            rows, kind = tables.invariant_bucket(arch, kind, num_rows)
+        elif kind in _OF_CODES and self.layout == RowMajor():
+            sizes = tables.Sizes(num_rows, self.num_columns, self.depth)
+            kind = tables.kind_for_codes(arch, kind, sizes)
         key = key_for(LINEAR_QUANTISED, arch, self.weight.codes.dtype, rows, kind)
         return Product(
             op=LINEAR_QUANTISED,
@@ -141,7 +142,7 @@ class _Call:
             return LAUNCHER.arch
         # Interpreted, each kind takes the rows of a target that has it.
         is_fnuz = self.weight.recipe.code is CodeType.E4M3FNUZ
-        return "gfx942" if kind in _NARROWED and is_fnuz else _MX_ARCH
+        return "gfx942" if kind in _OF_CODES and is_fnuz else _MX_ARCH
 
     def stored_shape(self, per_element: int = 1) -> tuple[int, int]:
         rows, columns = self.weight.codes.shape
