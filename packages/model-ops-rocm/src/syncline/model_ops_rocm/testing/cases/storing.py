@@ -21,7 +21,6 @@ from syncline.model_ops_rocm.layouts import (
 from syncline.model_ops_rocm.quant import CodeType, E8m0Mode, Granularity, ScaleType, ZeroRule
 from syncline.model_ops_rocm.regions import Region, full_region, region_view
 from syncline.model_ops_rocm.testing.parity import Arguments, Case, Maker
-from syncline.model_ops_rocm.testing.stored import allocate
 
 FN, FNUZ, INT8, FP4 = (CodeType.E4M3FN, CodeType.E4M3FNUZ, CodeType.INT8, CodeType.E2M1)
 Shape = tuple[int, ...]
@@ -45,7 +44,12 @@ MXFP4: Final = StorageFormat(recipe=_mx(FP4, E8m0Mode.EVEN), scale_layout=e8m0_s
 
 
 def _stored(make: Maker, storage: StorageFormat, shape: Shape) -> dict[str, torch.Tensor]:
-    return {name: one.to(make.device) for name, one in allocate(storage, shape).items()}
+    """Views of buffers of bytes, on every device, whose every byte shows if nobody wrote it."""
+    stored = {}
+    for name, spec in storage.storage_spec(shape).items():
+        raw = torch.full((spec.num_bytes,), 0xA5, dtype=torch.uint8, device=make.device)
+        stored[name] = raw.view(spec.dtype).view(spec.shape)
+    return stored
 
 
 def _flag(make: Maker) -> torch.Tensor:
