@@ -2,8 +2,9 @@
 
 Buckets are widths of a normalised row, of a row of the result, of a head, of a block. In each row a
 thread loads 16 bytes at a time, which docs/kernels-static.md shows. Those of sm_90 for rms_norm,
-rotary_embedding and silu_and_mul in 16 bits were the fastest, or within 2 % of it, of a sweep on an
-H200 at 1, 256 and 8,192 rows of models' widths; no other row came from a measurement.
+rotary_embedding and silu_and_mul in 16 bits come from sweeps on an H200 at 1, 256 and 8,192 rows of
+models' widths, made before launches overlapped; no other row came from a measurement. Programs of
+one or two warps were bound there by how fast they start, the more so where launches overlap.
 """
 
 from collections.abc import Callable, Iterator
@@ -55,20 +56,25 @@ def norm_rows(op: str, arch: str) -> Iterator[Row]:
 
 
 def heads_rows(
-    op: str, arch: str, heads: tuple[int, int, int], make: Make = overlapping
+    op: str,
+    arch: str,
+    heads: tuple[int, int, int],
+    make: Make = overlapping,
+    *,
+    num_warps: int = 1,
 ) -> Iterator[Row]:
     """Of an op on some heads of a token: of up to 64, of up to 256 dimensions, of float32."""
-    small, large, wide = (make(arch, 1, BLOCK_HEADS=number) for number in heads)
+    small, large, wide = (make(arch, num_warps, BLOCK_HEADS=number) for number in heads)
     yield from rows_of_table(op, arch, {64: small, 256: large}, {256: wide})
 
 
-def _pieces(op: str, arch: str, make: Make, num_warps: int = 4) -> Iterator[Row]:
+def _pieces(op: str, arch: str, make: Make, loads: int = 1) -> Iterator[Row]:
     """Of an op that walks a row in pieces, 16 bytes for each lane of a warp at a time."""
     per_warp = 256 if arch == "sm_90" else 512
     narrow, wide = (
         {
             1_024: make(arch, 1, BLOCK_WIDTH=width),
-            ANY_WIDTH: make(arch, num_warps, BLOCK_WIDTH=num_warps * width),
+            ANY_WIDTH: make(arch, 4, BLOCK_WIDTH=4 * width * loads),
         }
         for width in (per_warp, per_warp // 2)
     )
@@ -80,8 +86,11 @@ def table() -> Iterator[Row]:
     for arch in SUPPORTED_ARCHS:
         is_nvidia = arch == "sm_90"
         yield from norm_rows("rms_norm", arch)
-        yield from _pieces("silu_and_mul", arch, overlapping, num_warps=2 if is_nvidia else 4)
+        yield from _pieces("silu_and_mul", arch, overlapping, loads=2 if is_nvidia else 1)
         for op in ("kv_copy_blocks", *_GATHER):
             yield from _pieces(op, arch, _plain)
-        yield from heads_rows("rotary_embedding", arch, (16, 8, 4))
+        if is_nvidia:
+            yield from heads_rows("rotary_embedding", arch, (32, 16, 8), num_warps=2)
+        else:
+            yield from heads_rows("rotary_embedding", arch, (16, 8, 4))
         yield from heads_rows("kv_write", arch, (8, 4, 2) if is_nvidia else (16, 8, 4), _plain)

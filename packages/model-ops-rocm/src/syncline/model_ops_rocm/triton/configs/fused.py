@@ -27,12 +27,12 @@ def table() -> Iterator[Row]:
             4_096: overlapping(arch, 8, BLOCK_ELEMENTS=1_024),
             MAX_NORM_WIDTH: overlapping(arch, 16, BLOCK_ELEMENTS=1_024),
         }
-        block = 1_024 if is_nvidia else 2_048
-        narrow = {ANY_WIDTH: overlapping(arch, 4, BLOCK_ELEMENTS=block)}
+        narrow = {ANY_WIDTH: overlapping(arch, 4, BLOCK_ELEMENTS=2_048)}
         wide = {ANY_WIDTH: overlapping(arch, 4, BLOCK_ELEMENTS=1_024)}
         for op in ("quantise_activation", "silu_and_mul_quant"):
             yield from rows_of_table(op, arch, rows, rows, kind="rows")
             yield from rows_of_table(op, arch, narrow, wide, kind="groups")
         yield from norm_rows("rms_norm_quant", arch)
-        heads = (8, 4, 2) if is_nvidia else (16, 8, 4)
-        yield from heads_rows("qk_norm_rope_kv_write", arch, heads)
+        heads = (16, 8, 4)
+        num_warps = 2 if is_nvidia else 1
+        yield from heads_rows("qk_norm_rope_kv_write", arch, heads, num_warps=num_warps)
