@@ -1,4 +1,4 @@
-"""Speed of the ops from logits to tokens; the floor is one read of the logits."""
+"""Speed of the ops from logits to tokens; the floor is one read of the logits, and of counts."""
 
 from collections.abc import Callable, Iterator
 from typing import Final
@@ -27,7 +27,9 @@ def rows(machine: Machine, *, quick: bool) -> Iterator[Row]:
         yield from _rules(machine)
 
 
-def _row(machine: Machine, name: str, batches: list[torch.Tensor], calls: list[Op]) -> Row:
+def _row(
+    machine: Machine, name: str, batches: list[torch.Tensor], calls: list[Op], more_bytes: int = 0
+) -> Row:
     logits = batches[0]
     num_rows, num_columns = logits.shape
     target = FILTERED_TARGET if "top_" in name or "min_p" in name else TARGET
@@ -36,7 +38,7 @@ def _row(machine: Machine, name: str, batches: list[torch.Tensor], calls: list[O
         shape=f"{num_rows} x {num_columns} {str(logits.dtype).removeprefix('torch.')}",
         backend="triton",
         seconds=node_seconds(calls),
-        floor_s=logits.numel() * logits.element_size() / machine.copy_bytes_per_s,
+        floor_s=(logits.numel() * logits.element_size() + more_bytes) / machine.copy_bytes_per_s,
         target=target if name.startswith("sample") and num_rows >= 256 else None,
     )
 
@@ -104,6 +106,11 @@ def _rules(machine: Machine) -> Iterator[Row]:
         bias_ids_RB=torch.randint(0, _COLUMNS, (256, 16), device="cuda"),
         bias_values_RB=torch.zeros(256, 16, device="cuda"),
     )
-    for name, rules in (("penalties", penalties), ("16 biased ids", bias)):
+    # Penalties read counts and write every logit; of the biased ids' blocks alone is anything read.
+    with_counts = counts.numel() * counts.element_size() + batches[0].numel() * 2
+    for name, rules, more_bytes in (
+        ("penalties", penalties, with_counts),
+        ("16 biased ids", bias, 0),
+    ):
         calls: list[Op] = [lambda x=x, rules=rules: op(x, rules, out=x) for x in batches]
-        yield _row(machine, f"apply_logits_rules in place, {name}", batches, calls)
+        yield _row(machine, f"apply_logits_rules in place, {name}", batches, calls, more_bytes)

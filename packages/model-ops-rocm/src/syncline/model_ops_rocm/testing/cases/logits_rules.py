@@ -91,7 +91,8 @@ def _count(num_tokens: int, *, is_prompt: bool) -> Case:
         ids = make.distinct(num_tokens, num_tokens) % 43 - 1
         return {"token_ids_T": ids, "rows_T": rows, "counts_SV": counts, "is_prompt": is_prompt}
 
-    return Case(op="count_tokens", label=f"{num_tokens}-{is_prompt}", build=build)
+    label = f"{num_tokens}x3-{'prompt' if is_prompt else 'generated'}"
+    return Case(op="count_tokens", label=label, build=build)
 
 
 CASES: Final[tuple[Case, ...]] = (
