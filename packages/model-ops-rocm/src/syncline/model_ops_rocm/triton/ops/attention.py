@@ -48,7 +48,7 @@ SUPPORT: Final = KVSupport(
 )
 _MIN_BLOCK: Final = 16  # of a matrix instruction
 _MAX_DECODE_ROWS: Final = 64
-_MIN_SPLIT_TOKENS: Final = 128
+_MIN_SPLIT_TOKENS: Final = 64
 _MAX_WHOLE_TOKENS: Final = 256  # merging parts costs more than reading so few at once
 _MAX_SPLITS: Final = 32
 # The code, and how a kernel decodes it: by an instruction, by integers.
