@@ -170,13 +170,13 @@ def _merge(num_parts: int, num_tokens: int, heads: int, head_dim: int) -> Case:
             "lse_TN": torch.zeros(shape[1:3], device=make.device),
         }
 
-    label = "x".join(map(str, (num_parts, num_tokens, heads, head_dim)))
+    label = f"{num_tokens}x{heads}x{head_dim}-of-{num_parts}"
     return Case(op="merge_states", label=label, build=build)
 
 
 _MIXED: Final = Step(max_lens=(33, 40, 9), num_decode=2, max_query_len=21)
 CASES: Final[tuple[Case, ...]] = (
-    _attention("0-rows", Step(max_lens=())),
+    _attention("0x-rows", Step(max_lens=())),
     _attention("decode", Step(max_lens=(33, 1, 9, 70), num_decode=4)),
     _attention("decode-split", Step(max_lens=(600,), num_decode=1, heads=(7, 1), head_dim=24)),
     _attention("decode-on-host", Step(max_lens=(40, 17), num_decode=2, on_host=True)),

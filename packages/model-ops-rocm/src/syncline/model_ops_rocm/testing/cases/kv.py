@@ -64,7 +64,7 @@ def _stored_write(
         return call
 
     stored = "" if code is None else f"-{str(code).removeprefix('torch.float8_')}-{scale}"
-    return Case(op="kv_write", label=f"{num_tokens}-{order}{stored}", build=build)
+    return Case(op="kv_write", label=f"{num_tokens}x3x32-{order}{stored}", build=build)
 
 
 def _kv_copy(shape: tuple[int, int, int, int], *, on_host: bool, skips: bool = False) -> Case:
