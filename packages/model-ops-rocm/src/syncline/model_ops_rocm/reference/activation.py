@@ -3,7 +3,7 @@
 import torch
 import torch.nn.functional as F
 
-from syncline.model_ops_rocm.arguments import check_silu_and_mul
+from syncline.model_ops_rocm.arguments.dense import check_silu_and_mul
 
 
 def silu_and_mul(x_T2I: torch.Tensor, *, out: torch.Tensor | None = None) -> torch.Tensor:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from syncline.model_ops_rocm.arguments_decoding import check_advance
+from syncline.model_ops_rocm.arguments.decoding import check_advance
 from syncline.model_ops_rocm.contracts.decoding import DecodeFault, DecodeInputs, DecodeState
 
 

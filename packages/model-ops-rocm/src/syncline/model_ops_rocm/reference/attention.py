@@ -10,7 +10,7 @@ from typing import Final
 
 import torch
 
-from syncline.model_ops_rocm.arguments_attention import (
+from syncline.model_ops_rocm.arguments.attention import (
     PAGED_ATTENTION,
     AttentionOptions,
     check_host_lengths,

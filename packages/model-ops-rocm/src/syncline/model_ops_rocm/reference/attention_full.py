@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
-from syncline.model_ops_rocm.arguments_attention import AttentionOptions
+from syncline.model_ops_rocm.arguments.attention import AttentionOptions
 from syncline.model_ops_rocm.contracts.attention import AttentionMetadata, KVScales
 from syncline.model_ops_rocm.kv.layout import KVScale, Side
 from syncline.model_ops_rocm.kv.pool import KVPool

@@ -7,9 +7,9 @@ from typing import Final
 
 import torch
 
-from syncline.model_ops_rocm.arguments import check_rms_norm, check_silu_and_mul
-from syncline.model_ops_rocm.arguments_attention import pool_of
-from syncline.model_ops_rocm.arguments_fused import (
+from syncline.model_ops_rocm.arguments.attention import pool_of
+from syncline.model_ops_rocm.arguments.dense import check_rms_norm, check_silu_and_mul
+from syncline.model_ops_rocm.arguments.fused import (
     QK_NORM_ROPE_KV_WRITE,
     RMS_NORM_QUANT,
     SILU_AND_MUL_QUANT,

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
-from syncline.model_ops_rocm import arguments
+from syncline.model_ops_rocm.arguments import dense as arguments
 from syncline.model_ops_rocm.checks import refuse, require_contiguous
 
 

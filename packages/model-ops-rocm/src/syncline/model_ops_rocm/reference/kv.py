@@ -6,13 +6,13 @@ from typing import Final, NamedTuple
 
 import torch
 
-from syncline.model_ops_rocm.arguments import (
+from syncline.model_ops_rocm.arguments.attention import check_copied, check_layout_write, pool_of
+from syncline.model_ops_rocm.arguments.dense import (
     KV_COPY,
     KV_WRITE,
     check_host_pairs,
     check_kv_write,
 )
-from syncline.model_ops_rocm.arguments_attention import check_copied, check_layout_write, pool_of
 from syncline.model_ops_rocm.checks import refuse, require_pairs
 from syncline.model_ops_rocm.contracts.attention import KVScales
 from syncline.model_ops_rocm.kv.layout import KVLayout

@@ -10,7 +10,7 @@ from typing import Final
 import torch
 import torch.nn.functional as F
 
-from syncline.model_ops_rocm.arguments_linear import check_linear
+from syncline.model_ops_rocm.arguments.linear import check_linear
 from syncline.model_ops_rocm.layouts import RowMajor, Shuffle16x16, WeightLayout
 from syncline.model_ops_rocm.reference.tiles import linear_in_tiles
 

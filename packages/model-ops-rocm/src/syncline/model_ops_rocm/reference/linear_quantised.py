@@ -9,7 +9,7 @@ from collections.abc import Sequence as SequenceABC
 import torch
 import torch.nn.functional as F
 
-from syncline.model_ops_rocm.arguments_linear import (
+from syncline.model_ops_rocm.arguments.linear import (
     check_quantised_result,
     check_quantised_weight,
     check_x_of_codes,

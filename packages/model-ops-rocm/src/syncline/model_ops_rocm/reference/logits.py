@@ -5,7 +5,7 @@ A row of a result is a function of that row alone.
 
 import torch
 
-from syncline.model_ops_rocm.arguments_logits import (
+from syncline.model_ops_rocm.arguments.logits import (
     COMBINE_PARTIALS,
     LOGITS_PARTIALS,
     NUM_PARTIALS,

@@ -5,7 +5,11 @@ Source: order and definitions of vLLM v1 (`v1/sample/sampler.py`, `apply_penalti
 
 import torch
 
-from syncline.model_ops_rocm.arguments_rules import WORD_BITS, check_count_tokens, check_rules
+from syncline.model_ops_rocm.arguments.logits_rules import (
+    WORD_BITS,
+    check_count_tokens,
+    check_rules,
+)
 from syncline.model_ops_rocm.contracts.logits import WHOLE, Vocabulary
 from syncline.model_ops_rocm.contracts.logits_rules import IN_PROMPT, LogitsRules
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence as SequenceABC
 import torch
 import torch.nn.functional as nn_functional
 
-from syncline.model_ops_rocm.arguments_moe import (
+from syncline.model_ops_rocm.arguments.moe import (
     LAYOUTS,
     MOE_EXPERTS,
     SCALE_BLOCK,

@@ -2,7 +2,7 @@
 
 import torch
 
-from syncline.model_ops_rocm.arguments_moe import (
+from syncline.model_ops_rocm.arguments.moe import (
     MOE_SORT,
     check_moe_combine,
     check_moe_permute,

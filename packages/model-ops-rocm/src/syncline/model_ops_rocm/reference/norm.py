@@ -8,7 +8,7 @@ twice.
 import torch
 import torch.nn.functional as nn_functional
 
-from syncline.model_ops_rocm.arguments import check_rms_norm
+from syncline.model_ops_rocm.arguments.dense import check_rms_norm
 from syncline.model_ops_rocm.contracts import NormStyle
 
 

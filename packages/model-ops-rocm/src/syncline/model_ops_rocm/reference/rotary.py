@@ -6,7 +6,7 @@ at decode sizes a call costs its number of kernels, not its bytes.
 
 import torch
 
-from syncline.model_ops_rocm.arguments import ROTARY, check_rotary_embedding
+from syncline.model_ops_rocm.arguments.dense import ROTARY, check_rotary_embedding
 from syncline.model_ops_rocm.checks import refuse
 
 

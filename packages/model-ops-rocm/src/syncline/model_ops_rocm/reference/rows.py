@@ -2,7 +2,7 @@
 
 import torch
 
-from syncline.model_ops_rocm.arguments import (
+from syncline.model_ops_rocm.arguments.dense import (
     EMBEDDING,
     GATHER_ROWS,
     check_embedding,

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from syncline.model_ops_rocm.arguments_decoding import check_verify
+from syncline.model_ops_rocm.arguments.decoding import check_verify
 from syncline.model_ops_rocm.contracts.decoding import Rejection
 from syncline.model_ops_rocm.reference.places import Places, count_leading, places_of
 from syncline.model_ops_rocm.reference.rejection import Verified, verify_by_rejection

@@ -20,7 +20,7 @@ from syncline.model_ops_rocm.aiter.ops.common import (
     to_write,
     written,
 )
-from syncline.model_ops_rocm.arguments_attention import (
+from syncline.model_ops_rocm.arguments.attention import (
     PAGED_ATTENTION,
     AttentionOptions,
     check_host_lengths,

@@ -13,7 +13,7 @@ from syncline.model_ops_rocm.aiter.ops.common import (
     to_write,
     written,
 )
-from syncline.model_ops_rocm.arguments import (
+from syncline.model_ops_rocm.arguments.dense import (
     RMS_NORM,
     ROTARY,
     SILU_AND_MUL,

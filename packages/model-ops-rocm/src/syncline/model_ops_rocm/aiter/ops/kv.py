@@ -5,8 +5,8 @@ from typing import Final
 import torch
 
 from syncline.model_ops_rocm.aiter.ops.common import HALVES, AiterOp, require_device
-from syncline.model_ops_rocm.arguments import KV_WRITE
-from syncline.model_ops_rocm.arguments_attention import check_layout_write, pool_of, require_support
+from syncline.model_ops_rocm.arguments.attention import check_layout_write, pool_of, require_support
+from syncline.model_ops_rocm.arguments.dense import KV_WRITE
 from syncline.model_ops_rocm.checks import refuse
 from syncline.model_ops_rocm.contracts.attention import KVScales
 from syncline.model_ops_rocm.kv.layout import KVLayout, KVOrder, KVScale

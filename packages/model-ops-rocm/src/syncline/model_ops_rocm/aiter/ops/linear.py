@@ -19,7 +19,7 @@ from syncline.model_ops_rocm.aiter.ops.common import (
     written,
 )
 from syncline.model_ops_rocm.aiter.ops.quantise import NATIVE_CODES
-from syncline.model_ops_rocm.arguments_linear import (
+from syncline.model_ops_rocm.arguments.linear import (
     LINEAR,
     LINEAR_QUANTISED,
     check_linear,

@@ -13,7 +13,7 @@ from syncline.model_ops_rocm.aiter.ops.common import (
     require_halves,
     written,
 )
-from syncline.model_ops_rocm.arguments_moe import (
+from syncline.model_ops_rocm.arguments.moe import (
     MOE_EXPERTS,
     MOE_ROUTE,
     check_moe_experts,

@@ -17,8 +17,8 @@ from syncline.model_ops_rocm.aiter.ops.common import (
     require_device,
     require_halves,
 )
-from syncline.model_ops_rocm.arguments import check_rms_norm
-from syncline.model_ops_rocm.arguments_fused import (
+from syncline.model_ops_rocm.arguments.dense import check_rms_norm
+from syncline.model_ops_rocm.arguments.fused import (
     QUANTISE,
     RMS_NORM_QUANT,
     check_encoded,

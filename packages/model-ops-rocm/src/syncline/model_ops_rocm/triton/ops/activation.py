@@ -2,8 +2,8 @@
 
 import torch
 
-from syncline.model_ops_rocm.arguments import SILU_AND_MUL, check_silu_and_mul
-from syncline.model_ops_rocm.arguments_fused import (
+from syncline.model_ops_rocm.arguments.dense import SILU_AND_MUL, check_silu_and_mul
+from syncline.model_ops_rocm.arguments.fused import (
     SILU_AND_MUL_QUANT,
     check_encoded,
     check_nonfinite,

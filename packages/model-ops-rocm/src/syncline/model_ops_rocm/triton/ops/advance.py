@@ -4,7 +4,7 @@ from typing import Final
 
 import torch
 
-from syncline.model_ops_rocm.arguments_decoding import ADVANCE, check_advance
+from syncline.model_ops_rocm.arguments.decoding import ADVANCE, check_advance
 from syncline.model_ops_rocm.contracts.decoding import DecodeInputs, DecodeState
 from syncline.model_ops_rocm.triton.geometry import power_of_two
 from syncline.model_ops_rocm.triton.kernels.advance import advance_kernel

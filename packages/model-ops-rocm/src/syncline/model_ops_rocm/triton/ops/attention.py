@@ -8,8 +8,7 @@ from typing import Final, NamedTuple
 
 import torch
 
-from syncline.model_ops_rocm.arguments import check_caches
-from syncline.model_ops_rocm.arguments_attention import (
+from syncline.model_ops_rocm.arguments.attention import (
     PAGED_ATTENTION,
     AttentionOptions,
     check_host_lengths,
@@ -18,6 +17,7 @@ from syncline.model_ops_rocm.arguments_attention import (
     pool_of,
     require_support,
 )
+from syncline.model_ops_rocm.arguments.dense import check_caches
 from syncline.model_ops_rocm.checks import require_out, require_workspace
 from syncline.model_ops_rocm.contracts.attention import AttentionMetadata, KVScales
 from syncline.model_ops_rocm.kv.layout import KVLayout, KVOrder

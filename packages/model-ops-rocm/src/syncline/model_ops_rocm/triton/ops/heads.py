@@ -4,8 +4,8 @@ from typing import Final
 
 import torch
 
-from syncline.model_ops_rocm.arguments_attention import pool_of, require_support
-from syncline.model_ops_rocm.arguments_fused import (
+from syncline.model_ops_rocm.arguments.attention import pool_of, require_support
+from syncline.model_ops_rocm.arguments.fused import (
     QK_NORM_ROPE_KV_WRITE,
     check_heads,
     check_rotated,

@@ -5,18 +5,18 @@ from typing import Final, NamedTuple
 
 import torch
 
-from syncline.model_ops_rocm.arguments import (
+from syncline.model_ops_rocm.arguments.attention import (
+    check_copied,
+    check_layout_write,
+    pool_of,
+    require_support,
+)
+from syncline.model_ops_rocm.arguments.dense import (
     KV_COPY,
     KV_WRITE,
     check_caches,
     check_host_pairs,
     check_kv_write,
-)
-from syncline.model_ops_rocm.arguments_attention import (
-    check_copied,
-    check_layout_write,
-    pool_of,
-    require_support,
 )
 from syncline.model_ops_rocm.checks import require_contiguous, require_pairs, require_workspace
 from syncline.model_ops_rocm.contracts.attention import KVScales

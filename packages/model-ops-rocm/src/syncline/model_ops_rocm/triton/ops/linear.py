@@ -5,7 +5,7 @@ from typing import Final
 
 import torch
 
-from syncline.model_ops_rocm.arguments_linear import LINEAR, check_linear, require_layout
+from syncline.model_ops_rocm.arguments.linear import LINEAR, check_linear, require_layout
 from syncline.model_ops_rocm.checks import require_contiguous
 from syncline.model_ops_rocm.layouts import RowMajor, Shuffle16x16, WeightLayout
 from syncline.model_ops_rocm.triton.configs.base import ANY_WIDTH, ConfigKey

@@ -10,7 +10,7 @@ from typing import Final, NoReturn
 
 import torch
 
-from syncline.model_ops_rocm.arguments_linear import (
+from syncline.model_ops_rocm.arguments.linear import (
     LINEAR_QUANTISED,
     check_quantised_result,
     check_quantised_weight,

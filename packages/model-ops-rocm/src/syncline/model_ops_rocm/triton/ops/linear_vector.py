@@ -4,7 +4,7 @@ from typing import Final
 
 import torch
 
-from syncline.model_ops_rocm.arguments_linear import LINEAR
+from syncline.model_ops_rocm.arguments.linear import LINEAR
 from syncline.model_ops_rocm.triton.configs import CONFIGS
 from syncline.model_ops_rocm.triton.configs.linear import (
     NARROW_VECTOR_ROWS,

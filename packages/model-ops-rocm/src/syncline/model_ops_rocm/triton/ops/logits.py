@@ -4,7 +4,7 @@ from typing import Final
 
 import torch
 
-from syncline.model_ops_rocm.arguments_logits import (
+from syncline.model_ops_rocm.arguments.logits import (
     COMBINE_PARTIALS,
     LOGITS_PARTIALS,
     NUM_PARTIALS,

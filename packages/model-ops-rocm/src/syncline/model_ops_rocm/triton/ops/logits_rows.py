@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 
 import torch
 
-from syncline.model_ops_rocm.arguments_logits import SAMPLE
+from syncline.model_ops_rocm.arguments.logits import SAMPLE
 from syncline.model_ops_rocm.checks import refuse, require_workspace
 from syncline.model_ops_rocm.contracts.logits import VOCAB_TILE, Distribution, Vocabulary
 from syncline.model_ops_rocm.triton.geometry import power_of_two

@@ -4,7 +4,7 @@ from typing import Final
 
 import torch
 
-from syncline.model_ops_rocm.arguments_rules import (
+from syncline.model_ops_rocm.arguments.logits_rules import (
     APPLY_RULES,
     COUNT_TOKENS,
     check_count_tokens,

@@ -4,7 +4,7 @@ from typing import Final
 
 import torch
 
-from syncline.model_ops_rocm.arguments_attention import MERGE_STATES, check_merge_states
+from syncline.model_ops_rocm.arguments.attention import MERGE_STATES, check_merge_states
 from syncline.model_ops_rocm.triton.geometry import power_of_two
 from syncline.model_ops_rocm.triton.kernels.merge import merge_kernel
 from syncline.model_ops_rocm.triton.launch import LAUNCHER, overlaps, require_reachable

@@ -10,8 +10,8 @@ from typing import Final, NamedTuple
 
 import torch
 
-from syncline.model_ops_rocm.arguments_linear import require_layout
-from syncline.model_ops_rocm.arguments_moe import (
+from syncline.model_ops_rocm.arguments.linear import require_layout
+from syncline.model_ops_rocm.arguments.moe import (
     LAYOUTS,
     MOE_EXPERTS,
     SCALE_BLOCK,

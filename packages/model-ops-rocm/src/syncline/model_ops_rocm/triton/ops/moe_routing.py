@@ -2,7 +2,7 @@
 
 import torch
 
-from syncline.model_ops_rocm.arguments_moe import (
+from syncline.model_ops_rocm.arguments.moe import (
     MOE_COMBINE,
     MOE_PERMUTE,
     MOE_ROUTE,

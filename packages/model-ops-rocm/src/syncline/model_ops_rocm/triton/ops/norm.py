@@ -2,8 +2,8 @@
 
 import torch
 
-from syncline.model_ops_rocm.arguments import RMS_NORM, check_rms_norm
-from syncline.model_ops_rocm.arguments_fused import (
+from syncline.model_ops_rocm.arguments.dense import RMS_NORM, check_rms_norm
+from syncline.model_ops_rocm.arguments.fused import (
     GROUPS,
     RMS_NORM_QUANT,
     check_encoded,

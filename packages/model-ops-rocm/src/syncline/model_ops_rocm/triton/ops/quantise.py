@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import torch
 
-from syncline.model_ops_rocm.arguments_fused import (
+from syncline.model_ops_rocm.arguments.fused import (
     GROUPS,
     QUANTISE,
     check_quantise,

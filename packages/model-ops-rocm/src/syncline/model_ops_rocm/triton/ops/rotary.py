@@ -2,7 +2,7 @@
 
 import torch
 
-from syncline.model_ops_rocm.arguments import ROTARY, check_rotary_embedding
+from syncline.model_ops_rocm.arguments.dense import ROTARY, check_rotary_embedding
 from syncline.model_ops_rocm.triton.geometry import power_of_two
 from syncline.model_ops_rocm.triton.kernels.rotary import rotary_kernel
 from syncline.model_ops_rocm.triton.launch import LAUNCHER, overlaps, require_reachable

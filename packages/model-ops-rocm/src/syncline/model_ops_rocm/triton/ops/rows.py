@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 import torch
 
-from syncline.model_ops_rocm.arguments import (
+from syncline.model_ops_rocm.arguments.dense import (
     EMBEDDING,
     GATHER_ROWS,
     check_embedding,

@@ -4,7 +4,7 @@ from typing import Final, NamedTuple
 
 import torch
 
-from syncline.model_ops_rocm.arguments_decoding import VERIFY, check_verify
+from syncline.model_ops_rocm.arguments.decoding import VERIFY, check_verify
 from syncline.model_ops_rocm.checks import refuse, require_workspace
 from syncline.model_ops_rocm.contracts.decoding import Rejection
 from syncline.model_ops_rocm.reference.philox import PURPOSE_ACCEPT, PURPOSE_RECOVER

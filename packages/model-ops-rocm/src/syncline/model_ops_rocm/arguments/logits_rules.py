@@ -2,7 +2,7 @@
 
 import torch
 
-from syncline.model_ops_rocm.arguments_logits import check_floats, check_indices, check_shard
+from syncline.model_ops_rocm.arguments.logits import check_floats, check_indices, check_shard
 from syncline.model_ops_rocm.checks import (
     INDEX_DTYPES,
     refuse,

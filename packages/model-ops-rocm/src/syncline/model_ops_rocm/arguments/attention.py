@@ -10,7 +10,7 @@ from typing import Final
 
 import torch
 
-from syncline.model_ops_rocm.arguments import KV_COPY, KV_WRITE, check_caches
+from syncline.model_ops_rocm.arguments.dense import KV_COPY, KV_WRITE, check_caches
 from syncline.model_ops_rocm.checks import (
     FLOAT_DTYPES,
     INDEX_DTYPES,

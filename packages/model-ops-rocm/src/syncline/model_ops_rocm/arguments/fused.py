@@ -8,7 +8,7 @@ from typing import Final
 
 import torch
 
-from syncline.model_ops_rocm.arguments import check_rotary_embedding
+from syncline.model_ops_rocm.arguments.dense import check_rotary_embedding
 from syncline.model_ops_rocm.checks import (
     refuse,
     require_dtype,
