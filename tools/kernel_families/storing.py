@@ -5,7 +5,7 @@ from typing import Final
 
 import torch
 
-from kernel_families.base import Arguments, Calls, Rules, width_of
+from kernel_families.base import Arguments, Calls, Rules
 from syncline.model_ops_rocm import (
     AmaxPartial,
     CodedSource,
@@ -95,7 +95,7 @@ def _others() -> Arguments:
 
 
 def _shape(key: ConfigKey, num_tokens: int) -> tuple[int, int]:
-    columns = width_of(key) if key.kind == "token" else _COLUMNS
+    columns = key.up_to if key.kind == "token" else _COLUMNS
     return _ROWS_PER_TOKEN * num_tokens, columns
 
 
