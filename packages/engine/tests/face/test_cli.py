@@ -175,9 +175,10 @@ def test_ctrl_c_ends_the_process_with_130_and_no_traceback(
         try:
             wait_until_busy(process, cpu_seconds)
             process.send_signal(signal.SIGINT)
-            exit_code = process.wait(timeout=30)
+            exit_code = process.wait(timeout=60)
         finally:
             process.kill()
+            process.wait()
         out.seek(0)
         text = out.read()
     assert exit_code == 130, text
