@@ -228,6 +228,12 @@ def test_a_missing_block_stops_the_row_with_a_fault_and_writes_nowhere() -> None
     assert (bool(state.is_alive_S), int(state.faults_S)) == (False, DecodeFault.MISSING_BLOCK)
     assert int(state.num_tokens_S) == 9  # The token is kept all the same: it was sampled.
 
+    # A row that is said to live without a token has no place either.
+    state, out = one_row(num_tokens_S=ids(0))
+    advance(None, state, out)
+    assert (int(out.slot_mapping_T), int(out.seq_lens_R)) == (-1, 0)
+    assert (bool(state.is_alive_S), int(state.faults_S)) == (False, DecodeFault.MISSING_BLOCK)
+
     # Behind the table's end as well, and for a draft's place as for the token's.
     for num_tokens, num_queries in ((16, 1), (7, 2)):
         state, out = one_row(num_queries, num_tokens_S=ids(num_tokens))

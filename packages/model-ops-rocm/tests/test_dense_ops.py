@@ -275,3 +275,10 @@ def test_a_refused_residual_is_left_alone() -> None:
     with pytest.raises(ValueError, match=r"out must have shape"):
         rms_norm(randn(3, 8, seed=1), randn(8), EPS, residual_TH=residual, out=randn(1, 8))
     assert torch.equal(residual, kept)
+
+
+def test_a_style_that_is_only_its_name_is_refused() -> None:
+    rms_norm = select("rms_norm", dtype=torch.float32)
+    for style in ("one_plus_weight_then_round", "zzz", None):
+        with pytest.raises(ValueError, match=r"rms_norm: style must be one of .*, got"):
+            rms_norm(torch.ones(1, 16), torch.ones(16), 1e-6, style=style)  # type: ignore[arg-type]  # as it says

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from syncline.model_ops_rocm import (
     CodeType,
     E8m0Mode,
+    Granularity,
     Padding,
     Quantised,
     Region,
@@ -180,3 +181,15 @@ def test_padding_is_zeros_recorded_in_the_format_and_owned_by_the_edge(
     for region in data.draw(st.permutations(regions)):
         storage.encode_into(parts, part_of(x, region), region, scales=storage.scales(partial))
     assert same_bytes(parts, stored)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"granularity": "token"}, {"code": "int8"}, {"scale": "fp32"}, {"zero": "one"}],
+    ids=str,
+)
+def test_a_recipe_of_names_instead_of_values_is_refused(wrong: dict[str, str]) -> None:
+    ((name, value),) = wrong.items()
+    fields: dict[str, object] = {"granularity": Granularity.TOKEN, "code": CodeType.E4M3FN}
+    with pytest.raises(ValueError, match=rf"Quantised: {name} must be a .*, got '{value}'"):
+        Quantised(**{**fields, **wrong})  # type: ignore[arg-type]  # as it says

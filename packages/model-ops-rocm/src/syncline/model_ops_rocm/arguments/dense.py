@@ -18,6 +18,7 @@ from syncline.model_ops_rocm.checks import (
     require_out,
     require_shape,
 )
+from syncline.model_ops_rocm.contracts.dense import NormStyle
 
 RMS_NORM = "rms_norm"
 ROTARY = "rotary_embedding"
@@ -28,15 +29,23 @@ KV_WRITE = "kv_write"
 KV_COPY = "kv_copy_blocks"
 
 
-def check_rms_norm(
+def require_style(op: str, style: NormStyle) -> None:
+    """A string would pass for its style in one comparison and not in another."""
+    if not isinstance(style, NormStyle):
+        refuse(op, "style", f"be one of {', '.join(map(str, NormStyle))} as a NormStyle", style)
+
+
+def check_rms_norm(  # noqa: PLR0913 - what the contract has
     x_TH: torch.Tensor,
     weight_H: torch.Tensor,
     eps: float,
     *,
     residual_TH: torch.Tensor | None,
     out: torch.Tensor | None,
+    style: NormStyle,
     op: str = RMS_NORM,
 ) -> None:
+    require_style(op, style)
     require_float(op, "x", x_TH)
     if x_TH.ndim == 0:
         refuse(op, "x", "have a last dimension to normalise", "a scalar")

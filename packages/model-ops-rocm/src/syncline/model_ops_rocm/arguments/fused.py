@@ -8,7 +8,7 @@ from typing import Final
 
 import torch
 
-from syncline.model_ops_rocm.arguments.dense import check_rotary_embedding
+from syncline.model_ops_rocm.arguments.dense import check_rotary_embedding, require_style
 from syncline.model_ops_rocm.checks import (
     refuse,
     require_dtype,
@@ -16,6 +16,7 @@ from syncline.model_ops_rocm.checks import (
     require_index,
     require_shape,
 )
+from syncline.model_ops_rocm.contracts.dense import NormStyle
 from syncline.model_ops_rocm.formats.quantised import Quantised
 from syncline.model_ops_rocm.kv.layout import KVScale
 from syncline.model_ops_rocm.kv.pool import KVPool
@@ -113,9 +114,11 @@ def check_heads(
     v_TKH: torch.Tensor,
     norm_weights: tuple[torch.Tensor, torch.Tensor] | None,
     eps: float,
+    style: NormStyle,
 ) -> None:
     """What `check_rotary_embedding` leaves open of a layer's q, k and v."""
     op, head_dim = QK_NORM_ROPE_KV_WRITE, q_TNH.shape[-1]
+    require_style(op, style)
     require_shape(op, "v", v_TKH, k_TKH.shape)
     require_dtype(op, "v", v_TKH, q_TNH.dtype)
     if not eps > 0.0:

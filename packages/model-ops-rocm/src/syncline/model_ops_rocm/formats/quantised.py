@@ -67,6 +67,7 @@ class Quantised:
     e8m0_mode: E8m0Mode | None = None
 
     def __post_init__(self) -> None:
+        self._check_kinds()
         top = max_of(self.code)
         if self.clamp is not None:
             if not _is_value(self.code, self.clamp):
@@ -84,6 +85,18 @@ class Quantised:
             )
         if self.scale is ScaleType.E8M0 and self.code is CodeType.INT8:
             raise ValueError("Quantised: scale must be fp32 for int8 codes, got e8m0")
+
+    def _check_kinds(self) -> None:
+        """A string would compare equal to its value, and store other bytes."""
+        for name, value, kind in (
+            ("granularity", self.granularity, Granularity),
+            ("code", self.code, CodeType),
+            ("scale", self.scale, ScaleType),
+            ("zero", self.zero, ZeroRule),
+            ("e8m0_mode", self.e8m0_mode, E8m0Mode | None),
+        ):
+            if not isinstance(value, kind):
+                raise ValueError(f"Quantised: {name} must be a {kind}, got {value!r}")
 
     @property
     def limit(self) -> float:

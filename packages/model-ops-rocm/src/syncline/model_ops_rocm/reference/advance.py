@@ -161,7 +161,8 @@ def _lay_out(
     num_entries = tables_RM.shape[1]
     # A table without entries has none to gather: every block is missing.
     padded_RM = torch.cat((tables_RM, tables_RM.new_full((len(tables_RM), 1), -1)), dim=1)
-    blocks_RQ = padded_RM.gather(1, entries_RQ.clamp(min=0, max=num_entries))
+    is_entry_RQ = (entries_RQ >= 0) & (entries_RQ < num_entries)
+    blocks_RQ = padded_RM.gather(1, torch.where(is_entry_RQ, entries_RQ, num_entries))
     is_missing_R = (is_place_RQ & (blocks_RQ < 0)).any(dim=1)
     faults_R = torch.where(is_missing_R, int(DecodeFault.MISSING_BLOCK), 0)
     faults_R = torch.where(has_places_R, faults_R, int(DecodeFault.BAD_PLACES))

@@ -64,7 +64,9 @@ def rms_norm_quant(  # noqa: PLR0913 - the contract's keywords
     nonfinite: torch.Tensor | None = None,
 ) -> Encoded:
     """See `contracts.RMSNormQuant`."""
-    check_rms_norm(x_TH, weight_H, eps, residual_TH=residual_TH, out=None, op=RMS_NORM_QUANT)
+    check_rms_norm(
+        x_TH, weight_H, eps, residual_TH=residual_TH, out=None, style=style, op=RMS_NORM_QUANT
+    )
     check_recipe(RMS_NORM_QUANT, recipe, scale)
     check_encoded(RMS_NORM_QUANT, recipe, x_TH.shape, scale, out)
     check_nonfinite(RMS_NORM_QUANT, nonfinite)
@@ -117,7 +119,7 @@ class TorchQKNormRopeKVWrite:
         out: torch.Tensor | None = None,
     ) -> torch.Tensor:
         check_rotated(q_TNH, k_TKH, cos_sin_cache, positions_T, out)
-        check_heads(q_TNH, k_TKH, v_TKH, norm_weights, eps)
+        check_heads(q_TNH, k_TKH, v_TKH, norm_weights, eps, style)
         pool = pool_of(QK_NORM_ROPE_KV_WRITE, k_cache, v_cache, layout, kv_scales)
         check_written(k_TKH, slot_mapping, pool)
         if norm_weights is not None:

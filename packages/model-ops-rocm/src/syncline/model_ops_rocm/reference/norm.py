@@ -23,7 +23,7 @@ def rms_norm(  # noqa: PLR0913 - the contract's keywords
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """See `contracts.RMSNorm`."""
-    check_rms_norm(x_TH, weight_H, eps, residual_TH=residual_TH, out=out)
+    check_rms_norm(x_TH, weight_H, eps, residual_TH=residual_TH, out=out, style=style)
     if residual_TH is not None:
         x_TH = residual_TH.add_(x_TH)
     x32 = x_TH.float()

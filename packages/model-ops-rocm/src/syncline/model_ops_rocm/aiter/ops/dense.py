@@ -61,7 +61,7 @@ class AiterRMSNorm(AiterOp):
     ) -> torch.Tensor:
         """See `contracts.RMSNorm`; without Gemma's style, and never batch-invariant."""
         refuse_batch_invariant(RMS_NORM, batch_invariant)
-        check_rms_norm(x_TH, weight_H, eps, residual_TH=residual_TH, out=out)
+        check_rms_norm(x_TH, weight_H, eps, residual_TH=residual_TH, out=out, style=style)
         if style not in _MODEL_SENSITIVE:
             refuse(RMS_NORM, "style", f"be {' or '.join(_MODEL_SENSITIVE)} for AITER", style)
         require_halves(RMS_NORM, "x", x_TH)

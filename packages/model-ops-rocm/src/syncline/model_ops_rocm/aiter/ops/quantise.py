@@ -104,7 +104,9 @@ class AiterRMSNormQuant(AiterOp):
         nonfinite: torch.Tensor | None = None,
     ) -> Encoded:
         """See `contracts.RMSNormQuant`; per token or 1x128, no flag, AITER's rounding."""
-        check_rms_norm(x_TH, weight_H, eps, residual_TH=residual_TH, out=None, op=RMS_NORM_QUANT)
+        check_rms_norm(
+            x_TH, weight_H, eps, residual_TH=residual_TH, out=None, style=style, op=RMS_NORM_QUANT
+        )
         check_recipe(RMS_NORM_QUANT, recipe, scale)
         check_encoded(RMS_NORM_QUANT, recipe, x_TH.shape, scale, out)
         check_nonfinite(RMS_NORM_QUANT, nonfinite)

@@ -65,6 +65,13 @@ def _faulty(make: Maker) -> torch.Tensor:
     return logits
 
 
+def _one_nan_each(make: Maker) -> torch.Tensor:
+    """NaN in the tile of the largest logit, before it and behind it."""
+    logits = make.randn(4, 7)
+    logits[torch.arange(4), torch.arange(4)] = float("nan")
+    return logits
+
+
 def _spoilt(num_rows: int, num_columns: int, true_size: int) -> Logits:
     def build(make: Maker) -> torch.Tensor:
         logits = make.randn(num_rows, num_columns, pad=5).mul_(2.0)
@@ -206,6 +213,9 @@ CASES: Final[tuple[Case, ...]] = (
     _case("sample", "4x2050-sure", _logits(4, 2_050, scale=60.0), _drawn),
     _case("sample", "transposed", _transposed, _drawn),
     _case("sample", "7x1100-faulty", _faulty, _drawn),
+    _case("sample", "7x1100-faulty-filtered", _faulty, _filtered),
+    _case("sample", "4x7-one-nan-filtered", _one_nan_each, _filtered),
+    _case("top_logprobs", "4x7-one-nan-filtered", _one_nan_each, _top_filtered),
     _case("sample", "5x9-padding-rows", _logits(5, 9), _padded_rows),
     _case("sample", "6x40-filtered", _logits(6, 40, scale=2.0), _filtered),
     _case("sample", "2x1100-ties", _rounded(2, 1_100), _one_filter("top_k_R", 900, 1_100)),

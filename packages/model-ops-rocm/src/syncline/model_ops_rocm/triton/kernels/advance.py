@@ -83,7 +83,8 @@ def _blocks_at(
     """The block ids of positions [rows, queries]; negative where the table has none."""
     entry = position // BLOCK_SIZE
     source = tables_ptr + tables_at[:, None] + entry
-    return tl.load(source, mask=is_used & (entry < NUM_ENTRIES), other=-1).to(tl.int64)
+    is_entry = is_used & (position >= 0) & (entry < NUM_ENTRIES)
+    return tl.load(source, mask=is_entry, other=-1).to(tl.int64)
 
 
 @triton.jit

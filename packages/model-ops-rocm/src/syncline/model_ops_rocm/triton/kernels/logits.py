@@ -223,7 +223,8 @@ def summary(
     at = first_of(x == largest, TILE)
     is_other = tl.arange(0, TILE) != at
     if IS_FILTERED:
-        is_other &= kept(x, cut, quota_at(quotas, winner, TILE_SLOTS))
+        # NaN is below no cut: kept here, it spoils the row, as it does without a filter.
+        is_other &= kept(x, cut, quota_at(quotas, winner, TILE_SLOTS)) | (x != x)
     is_other_tile = tl.arange(0, TILE_SLOTS) != winner
     in_tile = tl.where(is_other, tl.exp2((x - largest) * scale), 0.0)
     others = tl.sum(in_tile, axis=0).to(tl.float64)

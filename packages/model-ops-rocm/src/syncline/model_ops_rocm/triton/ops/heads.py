@@ -61,7 +61,7 @@ class TritonQKNormRopeKVWrite:
     ) -> torch.Tensor:
         op = QK_NORM_ROPE_KV_WRITE
         check_rotated(q_TNH, k_TKH, cos_sin_cache, positions_T, out)
-        check_heads(q_TNH, k_TKH, v_TKH, norm_weights, eps)
+        check_heads(q_TNH, k_TKH, v_TKH, norm_weights, eps, style)
         pool = pool_of(op, k_cache, v_cache, layout, kv_scales)
         check_written(k_TKH, slot_mapping, pool)
         require_support(op, SUPPORT, pool)

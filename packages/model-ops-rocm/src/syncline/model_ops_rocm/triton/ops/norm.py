@@ -31,7 +31,7 @@ def rms_norm(  # noqa: PLR0913 - the contract's keywords
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """See `contracts.RMSNorm`. A row's sum has one order, so `batch_invariant` changes nothing."""
-    check_rms_norm(x_TH, weight_H, eps, residual_TH=residual_TH, out=out)
+    check_rms_norm(x_TH, weight_H, eps, residual_TH=residual_TH, out=out, style=style)
     width = _checked_width(RMS_NORM, x_TH)
     require_reachable(RMS_NORM, x=x_TH, weight=weight_H, residual=residual_TH, out=out)
     if out is None:
@@ -79,7 +79,7 @@ def rms_norm_quant(  # noqa: PLR0913 - the contract's keywords
 ) -> Encoded:
     """See `contracts.RMSNormQuant`."""
     op = RMS_NORM_QUANT
-    check_rms_norm(x_TH, weight_H, eps, residual_TH=residual_TH, out=None, op=op)
+    check_rms_norm(x_TH, weight_H, eps, residual_TH=residual_TH, out=None, style=style, op=op)
     check_recipe(op, recipe, scale)
     check_encoded(op, recipe, x_TH.shape, scale, out)
     check_nonfinite(op, nonfinite)
