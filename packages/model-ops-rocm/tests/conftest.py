@@ -1,4 +1,4 @@
-"""An AITER that is not one, gone after the test, and recorded vectors of AITER's functions.
+"""Triton's interpreter, an AITER that is not one, and recorded vectors of AITER's functions.
 
 The vectors are of all files in the folder that SYNCLINE_GOLDEN_DIR names; without it the tests that
 read them skip.
@@ -6,9 +6,11 @@ read them skip.
 
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
+from importlib.util import find_spec
 from pathlib import Path
+from typing import Any, cast  # Any: what an op returns
 
 import pytest
 import torch
@@ -21,8 +23,29 @@ from syncline.model_ops_rocm.testing.goldens import (
     cases_of,
     kind_of,
 )
+from syncline.model_ops_rocm.triton import BACKEND as TRITON
 
 InstallAiter = Callable[..., FakeAiter]
+
+
+@pytest.fixture(scope="module")
+def interpreter() -> Iterator[None]:
+    """Triton interprets its kernels on the CPU, or the test says why not."""
+    if os.environ.get("TRITON_INTERPRET") != "1":
+        if find_spec("triton") is None:
+            pytest.skip("Triton is not installed")
+        if "triton" in sys.modules:
+            pytest.skip("Triton was imported to compile: run with TRITON_INTERPRET=1")
+    with pytest.MonkeyPatch.context() as patch:
+        # Triton reads it when it is imported, for its own library's functions too.
+        patch.setenv("TRITON_INTERPRET", "1")
+        yield
+
+
+@pytest.fixture(scope="module")
+def kernels(interpreter: None) -> Mapping[str, Callable[..., Any]]:
+    """The `triton` backend's implementations, interpreted."""
+    return cast(Mapping[str, Callable[..., Any]], TRITON.load())
 
 
 @pytest.fixture

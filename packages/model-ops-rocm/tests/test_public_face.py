@@ -10,6 +10,7 @@ from syncline.model_ops_rocm import kv, layouts
 
 AGREED = [
     "KNOWN_ARCHS",
+    "PURPOSE_SAMPLE",
     "SURE_LOGPROB",
     "VOCAB_TILE",
     "Advance",
@@ -96,6 +97,7 @@ AGREED = [
     "select",
     "sorted_capacity",
     "to_e4m3fnuz",
+    "uniforms",
 ]
 
 AGREED_LAYOUTS = [

@@ -4,10 +4,7 @@ Mutants these tests kill: a split whose tiles overlap another's, or that leaves 
 that is merged though nothing wrote it; a workspace counted too small.
 """
 
-import os
-import sys
-from collections.abc import Callable, Iterator
-from importlib.util import find_spec
+from collections.abc import Callable, Mapping
 from typing import cast
 
 import pytest
@@ -21,27 +18,14 @@ from syncline.model_ops_rocm.testing import (
     make_paged_kv,
     naive_states,
 )
-from syncline.model_ops_rocm.triton import BACKEND
 
 pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning")
 SCALE = 0.3
 
 
-@pytest.fixture(scope="module")
-def ops() -> Iterator[dict[str, object]]:
-    if os.environ.get("TRITON_INTERPRET") != "1":
-        if find_spec("triton") is None:
-            pytest.skip("Triton is not installed")
-        if "triton" in sys.modules:
-            pytest.skip("Triton was imported to compile: run with TRITON_INTERPRET=1")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TRITON_INTERPRET", "1")
-        yield dict(BACKEND.load())
-
-
 @pytest.fixture
-def attend(ops: dict[str, object]) -> PagedAttention:
-    return cast(PagedAttention, ops["paged_attention"])
+def attend(kernels: Mapping[str, object]) -> PagedAttention:
+    return cast(PagedAttention, kernels["paged_attention"])
 
 
 def decoded(
@@ -130,7 +114,7 @@ def test_every_batch_up_to_the_largest_fits_its_workspace(attend: PagedAttention
 
 
 def test_what_only_this_backend_refuses_is_named(
-    ops: dict[str, object], attend: PagedAttention
+    kernels: Mapping[str, object], attend: PagedAttention
 ) -> None:
     for shape, wanted in (
         ((1, 8, 16), "a kernel_block_size of 16 to 256"),
@@ -146,14 +130,14 @@ def test_what_only_this_backend_refuses_is_named(
     layout = KVLayout(
         order=KVOrder.HND, dtype=torch.float8_e4m3fn, kernel_block_size=8, scale=KVScale.HEAD
     )
-    write = cast(KVWrite, ops["kv_write"])
+    write = cast(KVWrite, kernels["kv_write"])
     supports = [write.kv_support, attend.kv_support]
     with pytest.raises(LayoutError, match=r"16 to 256 \(paged_attention of backend 'triton'\)"):
         require_agreement(layout, 64, supports)
 
 
 def test_bad_arguments_are_refused_as_the_reference_refuses_them(
-    attend: PagedAttention, ops: dict[str, object]
+    attend: PagedAttention, kernels: Mapping[str, object]
 ) -> None:
     kv = make_paged_kv([9, 20], (2, 16, 8))
     meta = make_metadata([1, 3], [9, 20], kv.block_tables, num_decode_rows=1)
@@ -180,7 +164,10 @@ def test_bad_arguments_are_refused_as_the_reference_refuses_them(
                 cast(Callable[..., object], op)(queries, kv.k_cache, kv.v_cache, **arguments)
             messages.append(str(caught.value))
         assert messages[0] == messages[1]
-    merges: list[object] = [select("merge_states", dtype=torch.float32), ops["merge_states"]]
+    merges: list[object] = [
+        select("merge_states", dtype=torch.float32),
+        kernels["merge_states"],
+    ]
     for parts, lse in ((q, q), (q[None][:0], torch.zeros(0, 4, 4)), (q[None], torch.zeros(4, 4))):
         messages = []
         for merge in merges:

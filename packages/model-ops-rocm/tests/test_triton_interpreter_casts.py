@@ -5,10 +5,6 @@ The native casts need a GPU that has them: test_triton_gpu_casts.py.
 
 import importlib
 import math
-import os
-import sys
-from collections.abc import Iterator
-from importlib.util import find_spec
 from types import ModuleType
 
 import pytest
@@ -24,15 +20,8 @@ CLAMPS = (448.0, 240.0, 6.0)
 
 
 @pytest.fixture(scope="module")
-def probe() -> Iterator[ModuleType]:
-    if os.environ.get("TRITON_INTERPRET") != "1":
-        if find_spec("triton") is None:
-            pytest.skip("Triton is not installed")
-        if "triton" in sys.modules:
-            pytest.skip("Triton was imported to compile: run with TRITON_INTERPRET=1")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TRITON_INTERPRET", "1")
-        yield importlib.import_module("syncline.model_ops_rocm.triton.kernels.cast_probe")
+def probe(interpreter: None) -> ModuleType:
+    return importlib.import_module("syncline.model_ops_rocm.triton.kernels.cast_probe")
 
 
 @pytest.mark.parametrize("code", CodeType, ids=str)

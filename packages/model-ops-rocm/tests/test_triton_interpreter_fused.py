@@ -1,9 +1,6 @@
 """What the fused ops promise beyond parity, in Triton's interpreter and in PyTorch."""
 
-import os
-import sys
-from collections.abc import Callable, Iterator, Mapping
-from importlib.util import find_spec
+from collections.abc import Callable, Mapping
 from typing import Any, cast  # Any: what a fused op returns, tensors in a tuple or alone
 
 import pytest
@@ -16,7 +13,6 @@ from syncline.model_ops_rocm.testing.bits import flat_bits
 from syncline.model_ops_rocm.testing.cases import fused
 from syncline.model_ops_rocm.testing.composed import RoughMaker, composed
 from syncline.model_ops_rocm.testing.parity import Arguments, Case, buffers_of, results_of
-from syncline.model_ops_rocm.triton import BACKEND
 
 Ops = Mapping[str, Callable[..., Any]]
 pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning")
@@ -33,18 +29,6 @@ def torch_ops(dtype: torch.dtype) -> Ops:
         *{case.op for case in fused.CASES},
     )
     return {name: cast(Callable[..., Any], select(name, dtype=dtype)) for name in names}
-
-
-@pytest.fixture(scope="module")
-def triton_ops() -> Iterator[Ops]:
-    if os.environ.get("TRITON_INTERPRET") != "1":
-        if find_spec("triton") is None:
-            pytest.skip("Triton is not installed")
-        if "triton" in sys.modules:
-            pytest.skip("Triton was imported to compile: run with TRITON_INTERPRET=1")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TRITON_INTERPRET", "1")
-        yield cast(Ops, BACKEND.load())
 
 
 def assert_is_composed(case: Case, dtype: torch.dtype, ops: Ops) -> None:
@@ -65,15 +49,18 @@ def test_in_pytorch_a_fused_op_is_its_parts(case: Case, dtype: torch.dtype) -> N
 
 
 @pytest.mark.parametrize("case", FUSED, ids=str)
-def test_interpreted_a_fused_op_is_its_parts(triton_ops: Ops, case: Case) -> None:
-    assert_is_composed(case, torch.float32, triton_ops)
+def test_interpreted_a_fused_op_is_its_parts(kernels: Ops, case: Case) -> None:
+    assert_is_composed(case, torch.float32, kernels)
 
 
 @pytest.mark.parametrize("recipe", [TOKEN, BLOCK_128, *fused.MX], ids=Quantised.describe)
 def test_what_is_not_finite_gives_a_nan_scale_and_the_flag_and_nothing_else_does(
-    triton_ops: Ops, recipe: Quantised
+    kernels: Ops, recipe: Quantised
 ) -> None:
-    for op in (triton_ops["quantise_activation"], torch_ops(torch.float32)["quantise_activation"]):
+    for op in (
+        kernels["quantise_activation"],
+        torch_ops(torch.float32)["quantise_activation"],
+    ):
         x, flag = torch.randn(4, 256), torch.zeros(1, dtype=torch.int32)
         codes, scales = op(x, recipe, nonfinite=flag)
         assert int(flag) == 0 and not scales.float().isnan().any()
@@ -87,27 +74,28 @@ def test_what_is_not_finite_gives_a_nan_scale_and_the_flag_and_nothing_else_does
 
 
 @pytest.mark.parametrize("scale", [0.0, -1.0, float("nan"), float("inf")])
-def test_a_given_scale_that_is_no_positive_number_sets_the_flag(
-    triton_ops: Ops, scale: float
-) -> None:
-    for op in (triton_ops["quantise_activation"], torch_ops(torch.float32)["quantise_activation"]):
+def test_a_given_scale_that_is_no_positive_number_sets_the_flag(kernels: Ops, scale: float) -> None:
+    for op in (
+        kernels["quantise_activation"],
+        torch_ops(torch.float32)["quantise_activation"],
+    ):
         flag = torch.zeros(1, dtype=torch.int32)
         codes, _ = op(torch.randn(2, 8), TENSOR, scale=torch.tensor([scale]), nonfinite=flag)
         assert int(flag) == 1 and not codes.float().any()
 
 
-def test_scales_may_lie_column_by_column(triton_ops: Ops) -> None:
+def test_scales_may_lie_column_by_column(kernels: Ops) -> None:
     x = torch.randn(6, 300)
-    expected = triton_ops["quantise_activation"](x, BLOCK_128)
+    expected = kernels["quantise_activation"](x, BLOCK_128)
     out = torch.empty_like(expected[0]), torch.empty(3, 6).T
-    got = triton_ops["quantise_activation"](x, BLOCK_128, out=out)
+    got = kernels["quantise_activation"](x, BLOCK_128, out=out)
     assert got[1].stride() == (1, 6) and torch.equal(got[1], expected[1])
     assert torch.equal(flat_bits(got[0]), flat_bits(expected[0]))
 
 
-def test_a_row_has_the_bits_it_has_alone(triton_ops: Ops) -> None:
+def test_a_row_has_the_bits_it_has_alone(kernels: Ops) -> None:
     weight = torch.randn(1_000)
-    for op in (triton_ops["rms_norm"], torch_ops(torch.float32)["rms_norm"]):
+    for op in (kernels["rms_norm"], torch_ops(torch.float32)["rms_norm"]):
         x = torch.randn(9, 1_000)
         together = op(x, weight, 1e-6, batch_invariant=True)
         for start, stop in ((0, 1), (4, 5), (3, 7)):
@@ -131,7 +119,7 @@ def heads_call(**changed: object) -> Arguments:
     return call | changed
 
 
-def test_bad_arguments_of_the_fused_ops_are_refused_before_a_launch(triton_ops: Ops) -> None:
+def test_bad_arguments_of_the_fused_ops_are_refused_before_a_launch(kernels: Ops) -> None:
     x, weight = torch.zeros(3, 8), torch.zeros(8)
     int8 = Quantised(granularity=Granularity.TOKEN, code=CodeType.INT8)
     square = Quantised(granularity=Granularity.BLOCK_128X128, code=CodeType.E4M3FN)
@@ -206,21 +194,21 @@ def test_bad_arguments_of_the_fused_ops_are_refused_before_a_launch(triton_ops: 
         ),
     ]
     for op, arguments, message in calls:
-        for ops in (triton_ops, torch_ops(torch.float32)):
+        for ops in (kernels, torch_ops(torch.float32)):
             with pytest.raises(ValueError, match=f"{op}: {message}"):
                 ops[op](**arguments)
 
 
 @pytest.mark.parametrize("order", KVOrder, ids=str)
 def test_a_pool_without_blocks_takes_nothing_and_q_is_still_rotated(
-    triton_ops: Ops, order: KVOrder
+    kernels: Ops, order: KVOrder
 ) -> None:
     layout = KVLayout(order=order, dtype=torch.float32, kernel_block_size=4)
     pool = KVPool(layout=layout, num_blocks=1, block_size=4, num_kv_heads=2, head_dim=8)
     caches = {f"{name}_cache": torch.zeros(pool.specs()[name].shape)[:0] for name in ("k", "v")}
     call = heads_call(layout=layout, slot_mapping=torch.tensor([-1, 3]), **caches)
-    turned = triton_ops["qk_norm_rope_kv_write"](**call)
-    expected, _ = triton_ops["rotary_embedding"](
+    turned = kernels["qk_norm_rope_kv_write"](**call)
+    expected, _ = kernels["rotary_embedding"](
         *(call["q_TNH"], call["k_TKH"], call["cos_sin_cache"], call["positions_T"])
     )
     assert torch.equal(turned, expected)

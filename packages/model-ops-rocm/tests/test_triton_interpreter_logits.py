@@ -1,10 +1,6 @@
 """Triton's kernels of the logits, interpreted on the CPU, where parity cases do not reach."""
 
 import importlib
-import os
-import sys
-from collections.abc import Iterator
-from importlib.util import find_spec
 from typing import cast
 
 import pytest
@@ -16,21 +12,10 @@ from syncline.model_ops_rocm.triton import BACKEND
 
 # Unsigned words wrap, which is what they are for; and -inf less itself is NaN.
 pytestmark = [
+    pytest.mark.usefixtures("interpreter"),
     pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning"),
     pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning"),
 ]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def interpreter() -> Iterator[None]:
-    if os.environ.get("TRITON_INTERPRET") != "1":
-        if find_spec("triton") is None:
-            pytest.skip("Triton is not installed")
-        if "triton" in sys.modules:
-            pytest.skip("Triton was imported to compile: run with TRITON_INTERPRET=1")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TRITON_INTERPRET", "1")
-        yield
 
 
 @pytest.mark.parametrize("dtype", [torch.int64, torch.int32], ids=str)

@@ -1,9 +1,6 @@
 """What only the Triton kernels of mixture of experts do, interpreted on the CPU."""
 
-import os
-import sys
-from collections.abc import Callable, Iterator, Mapping
-from importlib.util import find_spec
+from collections.abc import Callable, Mapping
 from typing import Any, cast  # Any: keywords of calls that are wrong on purpose
 
 import pytest
@@ -19,22 +16,9 @@ from syncline.model_ops_rocm import (
 from syncline.model_ops_rocm.layouts import Shuffle32x16
 from syncline.model_ops_rocm.testing.cases.moe import experts_call
 from syncline.model_ops_rocm.testing.parity import Arguments, Maker
-from syncline.model_ops_rocm.triton import BACKEND
 
 Ops = Mapping[str, Callable[..., Any]]
 ROWS = ("x_TH", "weights_TK", "ids_TK")
-
-
-@pytest.fixture(scope="module")
-def ops() -> Iterator[Ops]:
-    if os.environ.get("TRITON_INTERPRET") != "1":
-        if find_spec("triton") is None:
-            pytest.skip("Triton is not installed")
-        if "triton" in sys.modules:
-            pytest.skip("Triton was imported to compile: run with TRITON_INTERPRET=1")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TRITON_INTERPRET", "1")
-        yield cast(Ops, BACKEND.load())
 
 
 def call_of(num_tokens: int, num_experts: int = 4, top_k: int = 2) -> Arguments:
@@ -46,16 +30,18 @@ def rows_of(call: Arguments, start: int, stop: int) -> Arguments:
     return call | {name: cast(torch.Tensor, call[name])[start:stop] for name in ROWS}
 
 
-def test_a_token_has_the_same_bits_in_every_batch_if_that_is_asked_for(ops: Ops) -> None:
+def test_a_token_has_the_same_bits_in_every_batch_if_that_is_asked_for(
+    kernels: Ops,
+) -> None:
     call = call_of(40) | {"batch_invariant": True}
-    whole = ops["moe_experts"](**call)
+    whole = kernels["moe_experts"](**call)
     for start, stop in ((0, 1), (39, 40), (5, 25)):
-        part = ops["moe_experts"](**rows_of(call, start, stop))
+        part = kernels["moe_experts"](**rows_of(call, start, stop))
         assert torch.equal(part, whole[start:stop])
 
 
 @pytest.mark.parametrize("arch", ["gfx942", "gfx950"])
-def test_the_configurations_of_another_architecture_answer_alike(ops: Ops, arch: str) -> None:
+def test_the_configurations_of_another_architecture_answer_alike(kernels: Ops, arch: str) -> None:
     from syncline.model_ops_rocm.triton.launch import LAUNCHER
 
     for num_tokens in (1, 20):
@@ -63,24 +49,26 @@ def test_the_configurations_of_another_architecture_answer_alike(ops: Ops, arch:
         wanted = select("moe_experts", dtype=torch.float32)(**call)  # type: ignore[arg-type]  # keywords of one call
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(LAUNCHER, "interpreted_arch", arch)
-            torch.testing.assert_close(ops["moe_experts"](**call), wanted, rtol=1e-5, atol=1e-5)
+            torch.testing.assert_close(kernels["moe_experts"](**call), wanted, rtol=1e-5, atol=1e-5)
 
 
-def test_the_sum_over_a_few_tokens_is_that_of_moe_combine(ops: Ops) -> None:
+def test_the_sum_over_a_few_tokens_is_that_of_moe_combine(kernels: Ops) -> None:
     call = call_of(3)
     alone = []
     for slot in range(2):
         ids = cast(torch.Tensor, call["ids_TK"])[:, slot : slot + 1].contiguous()
         ones = {"weights_TK": torch.ones(3, 1), "ids_TK": ids}
-        alone.append(ops["moe_experts"](**call | ones))
+        alone.append(kernels["moe_experts"](**call | ones))
     places = torch.arange(6, dtype=torch.int32).view(3, 2)
     y = torch.stack(alone, dim=1).flatten(0, 1)
-    combined = ops["moe_combine"](y, call["weights_TK"], places)
-    assert torch.equal(ops["moe_experts"](**call), combined)
+    combined = kernels["moe_combine"](y, call["weights_TK"], places)
+    assert torch.equal(kernels["moe_experts"](**call), combined)
 
 
-def test_a_workspace_for_more_tokens_serves_fewer_and_its_bytes_do_not_matter(ops: Ops) -> None:
-    op = ops["moe_experts"]
+def test_a_workspace_for_more_tokens_serves_fewer_and_its_bytes_do_not_matter(
+    kernels: Ops,
+) -> None:
+    op = kernels["moe_experts"]
     call = call_of(20)
     size = cast(Any, op).workspace_bytes(call["w13"], 2, 30, torch.float32)
     assert size >= cast(Any, op).workspace_bytes(call["w13"], 2, 20, torch.float32)
@@ -90,8 +78,8 @@ def test_a_workspace_for_more_tokens_serves_fewer_and_its_bytes_do_not_matter(op
         assert torch.equal(op(**part, workspace=poisoned), op(**part))
 
 
-def test_what_only_this_backend_refuses_is_named(ops: Ops) -> None:
-    op, call = ops["moe_experts"], call_of(3)
+def test_what_only_this_backend_refuses_is_named(kernels: Ops) -> None:
+    op, call = kernels["moe_experts"], call_of(3)
     assert cast(Any, op).layouts == (RowMajor(), Shuffle16x16())
     shuffled = {
         "layout": Shuffle32x16(),
@@ -118,4 +106,4 @@ def test_what_only_this_backend_refuses_is_named(ops: Ops) -> None:
     with pytest.raises(LayoutError, match=r"moe_experts .*shuffle_32x16|shuffle_32x16"):
         op(**call | shuffled)
     with pytest.raises(NoConfigurationError, match=r"moe_route: .* width 2000"):
-        ops["moe_route"](torch.zeros(1, 2_000), 2)
+        kernels["moe_route"](torch.zeros(1, 2_000), 2)

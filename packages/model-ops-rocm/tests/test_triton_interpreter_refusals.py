@@ -1,10 +1,6 @@
 """A tensor that is not where the kernels run is refused by name, whichever argument it is."""
 
-import os
-import sys
-from collections.abc import Callable, Iterator, Mapping
-from importlib.util import find_spec
-from typing import cast
+from collections.abc import Callable, Mapping
 
 import pytest
 import torch
@@ -25,22 +21,10 @@ REFUSED = (
 )
 
 
-@pytest.fixture(scope="module")
-def ops() -> Iterator[Ops]:
-    if os.environ.get("TRITON_INTERPRET") != "1":
-        if find_spec("triton") is None:
-            pytest.skip("Triton is not installed")
-        if "triton" in sys.modules:
-            pytest.skip("Triton was imported to compile: run with TRITON_INTERPRET=1")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TRITON_INTERPRET", "1")
-        yield cast(Ops, BACKEND.load())
-
-
 @pytest.mark.parametrize("case", CALLED, ids=str)
-def test_a_tensor_elsewhere_is_refused(ops: Ops, case: Case) -> None:
+def test_a_tensor_elsewhere_is_refused(kernels: Ops, case: Case) -> None:
     for wrong in calls_elsewhere(case, Maker(torch.float32)):
         if wrong.argument == "workspace":
             continue  # an op that needs none, for such a call, does not look at it
         with pytest.raises((ValueError, OpError), match=REFUSED):
-            ops[case.op](**wrong.build(Maker(torch.float32)))
+            kernels[case.op](**wrong.build(Maker(torch.float32)))

@@ -10,10 +10,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from syncline.engine.sampling.logprobs import SURE_LOGPROB
 from syncline.engine.sampling.penalties import TokenHistory
 from syncline.engine.sampling.pipeline import LogitsPipeline, draw, top_tokens
 from syncline.engine.testing.sampling import assert_matches, batch_of, draws, resolved, sample
+from syncline.model_ops_rocm import SURE_LOGPROB
 
 
 @pytest.mark.parametrize(

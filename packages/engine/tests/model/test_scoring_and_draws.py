@@ -8,11 +8,11 @@ import torch
 from syncline.engine.runner.draws import WINDOW, DrawWindow
 from syncline.engine.runner.inputs import Membership
 from syncline.engine.sampling.batch import SamplingColumns
-from syncline.engine.sampling.logprobs import SURE_LOGPROB
 from syncline.engine.sampling.pipeline import draw
 from syncline.engine.sampling.resolved import ResolvedSampling
 from syncline.engine.sampling.scoring import score_tokens
 from syncline.engine.sampling_params import SamplingParams
+from syncline.model_ops_rocm import SURE_LOGPROB
 
 CPU = torch.device("cpu")
 

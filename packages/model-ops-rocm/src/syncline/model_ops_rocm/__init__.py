@@ -91,11 +91,13 @@ from syncline.model_ops_rocm.quant import (
     ZeroRule,
     to_e4m3fnuz,
 )
+from syncline.model_ops_rocm.reference.philox import PURPOSE_SAMPLE, uniforms
 from syncline.model_ops_rocm.regions import Region, full_region
 from syncline.model_ops_rocm.registry import Availability, available, prepare, select
 
 __all__ = [
     "KNOWN_ARCHS",
+    "PURPOSE_SAMPLE",
     "SURE_LOGPROB",
     "VOCAB_TILE",
     "Advance",
@@ -182,4 +184,5 @@ __all__ = [
     "select",
     "sorted_capacity",
     "to_e4m3fnuz",
+    "uniforms",
 ]

@@ -12,7 +12,6 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from syncline.engine.sampling.philox import split_seed
 from syncline.engine.sampling.resolved import ResolvedSampling
 
 # Columns of the float64 table; every value, 32-bit words included, is exact in float64.
@@ -78,8 +77,7 @@ class SamplingBatch:
     is_all_greedy: bool
     greedy_R: Tensor | None  # bool; None when no row is greedy
     temperature_R1: Tensor | None  # 1 for greedy rows; None when it is 1 for all
-    seed_lo_R: Tensor
-    seed_hi_R: Tensor
+    seeds_R: Tensor  # int64, the bits of the seeds
     sample_index_R: Tensor
     forbidden: Sparse | None
     bias: Sparse | None
@@ -104,7 +102,8 @@ class SamplingColumns:
     ) -> None:
         """From now on `row` holds one sample of a request."""
         params = sampling.params
-        seed_lo, seed_hi = split_seed(sampling.seed)
+        # In two words: float64 has no place for all 64 bits.
+        seed_hi, seed_lo = divmod(sampling.seed, 1 << 32)
         is_greedy = params.is_greedy
         has_top_k = not is_greedy and 0 < params.top_k < sampling.true_vocab_size
         has_top_p = not is_greedy and params.top_p < 1.0
@@ -153,8 +152,8 @@ class SamplingColumns:
                 if has_temperature
                 else None
             ),
-            seed_lo_R=self._column(table, _SEED_LO, torch.int64),
-            seed_hi_R=self._column(table, _SEED_HI, torch.int64),
+            seeds_R=self._column(table, _SEED_LO, torch.int64)
+            | (self._column(table, _SEED_HI, torch.int64) << 32),
             sample_index_R=self._column(table, _SAMPLE_INDEX, torch.int64),
             forbidden=self._forbidden(samplings, table),
             bias=self._bias(samplings),

@@ -7,15 +7,12 @@ so the likeliest tokens are computed again, from what the others hold, in float6
 R rows, V ids that can be sampled, K listed tokens.
 """
 
-import sys
 from typing import Final
 
 import torch
 from torch import Tensor
 
-SURE_LOGPROB: Final = -sys.float_info.min
-"""Of a token that is the only possible one, or whose rivals underflow even in float64. Logprobs
-are at most this, so that none is ever 0.0; its exponential is exactly 1."""
+from syncline.model_ops_rocm import SURE_LOGPROB
 
 # Above it float32 has lost half its digits; the others then hold less than a thousandth.
 _NEARLY_SURE: Final = -1e-3

@@ -9,7 +9,7 @@ R rows that sample, V ids that can be sampled, K listed tokens. Greedy rows (tem
 largest logit, the lowest id on a tie; their distribution is that of temperature 1, unfiltered. All
 other rows invert their cumulative distribution, in order of ids, at one counter-based uniform.
 
-Source: order of vLLM v1 (`v1/sample/sampler.py`); randomness as in `philox.py`.
+Source: order of vLLM v1 (`v1/sample/sampler.py`); randomness as `model_ops_rocm.uniforms` has it.
 """
 
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ from syncline.engine.sampling.batch import SamplingBatch, Sparse
 from syncline.engine.sampling.filters import NEG_INF, apply_filters
 from syncline.engine.sampling.logprobs import exact_logprobs, exact_top
 from syncline.engine.sampling.penalties import TokenHistory, apply_penalties
-from syncline.engine.sampling.philox import PURPOSE_SAMPLE, uniform
+from syncline.model_ops_rocm import PURPOSE_SAMPLE, uniforms
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,11 +146,10 @@ class LogitsPipeline:
 
 def draw(batch: SamplingBatch, positions: Tensor) -> Tensor:
     """The uniforms of the batch's rows at `positions`, [R] or [R, any number of positions]."""
-    columns = (batch.seed_lo_R, batch.seed_hi_R, batch.sample_index_R)
+    seeds, sample_index = batch.seeds_R, batch.sample_index_R
     if positions.dim() == 2:
-        columns = (columns[0][:, None], columns[1][:, None], columns[2][:, None])
-    seed_lo, seed_hi, sample_index = columns
-    return uniform(seed_lo, seed_hi, positions, sample_index, PURPOSE_SAMPLE)
+        seeds, sample_index = seeds[:, None], sample_index[:, None]
+    return uniforms(seeds, sample_index, positions, PURPOSE_SAMPLE)
 
 
 def _forbid(logits_RV: Tensor, forbidden: Sparse, positions_R: Tensor) -> None:

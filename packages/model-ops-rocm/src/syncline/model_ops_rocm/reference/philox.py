@@ -26,7 +26,7 @@ Words = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 
 
 def philox4x32(counter: Words, key: tuple[torch.Tensor, torch.Tensor]) -> Words:
-    """Four random words per element; all are int64 tensors of 32-bit words, of one shape."""
+    """Four random words per element; all are int64 tensors of 32-bit words, broadcast."""
     word_0, word_1, word_2, word_3 = counter
     key_0, key_1 = key
     for _ in range(_NUM_ROUNDS):
@@ -53,7 +53,7 @@ def seed_to_int64(seed: int) -> int:
 def random_words(
     seeds: torch.Tensor, sample_index: torch.Tensor, positions: torch.Tensor, purpose: int
 ) -> Words:
-    """The four words of each element's counter; integer tensors of one shape, `seeds` int64."""
+    """The four words of each element's counter; integer tensors, broadcast, `seeds` int64."""
     seeds = seeds.to(torch.int64)
     # Words are the low 32 bits of what they are made from, as an unsigned cast makes them.
     position = positions.to(torch.int64) & _WORD_MASK
