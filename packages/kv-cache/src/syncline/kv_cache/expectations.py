@@ -23,16 +23,10 @@ class Expectations:
         self._watched: set[BlockKey] = set()
         self._settled: list[BlockKey] = []  # Watched once, and told by the next `take_settled`.
 
-    def __contains__(self, key: BlockKey) -> bool:
-        return key in self._num_tables
-
     def last_of_run(self, keys: Iterable[BlockKey]) -> BlockKey | None:
         """The last of those keys at the beginning of `keys` that are computed now."""
         run = list(takewhile(self._num_tables.__contains__, keys))
         return run[-1] if run else None
-
-    def __len__(self) -> int:
-        return len(self._num_tables)
 
     def expect(self, table: BlockTable, num_full: int) -> None:
         """A step computes the table's full blocks up to here, which have keys already."""

@@ -133,7 +133,6 @@ def check_paged_attention(
         refuse(op, "q", f"have the {expected} tokens of the metadata", num_tokens)
     if expected is None and num_tokens < meta.num_decode_tokens:
         refuse(op, "q", f"have at least {meta.num_decode_tokens} tokens", num_tokens)
-    _check_step(meta)
     _check_options(num_tokens, num_heads, options)
 
 
@@ -155,6 +154,8 @@ def _check_metadata(op: str, meta: AttentionMetadata) -> None:
     require_index(op, "meta.seq_lens", meta.seq_lens, None)
     if meta.block_tables.dtype not in INDEX_DTYPES:
         refuse(op, "meta.block_tables", "be int64 or int32", meta.block_tables.dtype)
+    require_contiguous(op, "meta.query_start_loc", meta.query_start_loc)
+    require_contiguous(op, "meta.seq_lens", meta.seq_lens)
 
 
 def check_layout_write(
@@ -184,18 +185,6 @@ def check_host_lengths(meta: AttentionMetadata, block_size: int) -> None:
             refuse(
                 PAGED_ATTENTION, f"meta.seq_len_list of row {row}", f"be in [0, {limit}]", length
             )
-
-
-def _check_step(meta: AttentionMetadata) -> None:
-    for name, tensor in (
-        ("meta.query_start_loc", meta.query_start_loc),
-        ("meta.seq_lens", meta.seq_lens),
-        ("meta.block_tables", meta.block_tables),
-    ):
-        if tensor.dtype not in INDEX_DTYPES:
-            refuse(PAGED_ATTENTION, name, "be int64 or int32", tensor.dtype)
-    require_contiguous(PAGED_ATTENTION, "meta.query_start_loc", meta.query_start_loc)
-    require_contiguous(PAGED_ATTENTION, "meta.seq_lens", meta.seq_lens)
 
 
 def _check_options(num_tokens: int, num_heads: int, options: AttentionOptions) -> None:

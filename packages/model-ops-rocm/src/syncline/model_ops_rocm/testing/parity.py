@@ -108,11 +108,6 @@ def _assert_close(
     torch.testing.assert_close(got, expected, rtol=tolerance[0], atol=tolerance[1], equal_nan=True)
 
 
-def _comparable(tensor: torch.Tensor) -> torch.Tensor:
-    """Codes as bytes: PyTorch compares no others."""
-    return tensor.view(torch.uint8) if tensor.dtype.itemsize == 1 else tensor
-
-
 def results_of(value: object) -> tuple[torch.Tensor, ...]:
     """The tensors among what an op returned, or was given: in tuples, mappings and dataclasses."""
     if isinstance(value, torch.Tensor):

@@ -25,18 +25,10 @@ from syncline.model_ops_rocm.checks import (
     refuse,
 )
 from syncline.model_ops_rocm.contracts import NormStyle
-from syncline.model_ops_rocm.layouts import RowMajor, Shuffle16x16, WeightLayout
 
-_LINEAR: Final = "linear"
 _HALVES_STYLE: Final = 0
 _PAIRS_STYLE: Final = 1
 _MODEL_SENSITIVE: Final = {NormStyle.ROUND_THEN_WEIGHT: 1, NormStyle.WEIGHT_THEN_ROUND: 0}
-_ROW_MAJOR: Final = RowMajor()
-_SHUFFLED: Final = Shuffle16x16()
-LINEAR_LAYOUTS: Final[tuple[WeightLayout, ...]] = (_SHUFFLED, _ROW_MAJOR)
-# Without a tuned entry the shuffled product is left to hipBLASLt on gfx942; elsewhere assembly
-# kernels take it, and those assert these multiples.
-_SHUFFLED_MULTIPLE: Final = 64
 
 
 class AiterRMSNorm(AiterOp):
