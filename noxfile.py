@@ -320,7 +320,7 @@ def _try_wheel(
         bare = ["--bare"] if is_pure else []
         session.run(*probe, *bare, "--from-files", *map(import_name, ours), external=True)
         _pip_offline(session, python, *requirements_of_tests(package))
-        pytest = (python, "-m", "pytest", "-q", "-m", NOT_ON_CPU, "packages")
+        pytest = (python, "-m", "pytest", "-q", "-m", NOT_ON_CPU, *SIDE_BY_SIDE, "packages")
         session.run(*pytest, env=TEST_ENV, external=True)
     shutil.rmtree(scratch / f"env-{package}")
 

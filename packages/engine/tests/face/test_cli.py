@@ -171,7 +171,9 @@ def test_ctrl_c_ends_the_process_with_130_and_no_traceback(
         *("--requests", "64", "--max-tokens", "100000", "--force-preempt-every", "1"),
     ]
     with (tmp_path / "out").open("w+") as out:
-        process = subprocess.Popen(command, stdout=out, stderr=out, env=os.environ.copy())
+        process = subprocess.Popen(
+            command, stdout=out, stderr=out, env=os.environ.copy(), preexec_fn=_as_from_a_terminal
+        )
         try:
             wait_until_busy(process, cpu_seconds)
             process.send_signal(signal.SIGINT)
@@ -184,6 +186,12 @@ def test_ctrl_c_ends_the_process_with_130_and_no_traceback(
     assert exit_code == 130, text
     assert "Traceback" not in text
     assert "interrupted" in text
+
+
+def _as_from_a_terminal() -> None:
+    """A shell starts what it puts in the background with SIGINT ignored, and children inherit it:
+    there this very test, as any command of that shell, could not be interrupted."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def wait_until_busy(process: "subprocess.Popen[bytes]", seconds: float) -> None:
