@@ -34,6 +34,7 @@ _CODES: Final = {
     torch.float4_e2m1fn_x2: CodeType.E2M1,
 }
 _FEW: Final = 16
+_MOST_TILES: Final = 1_024
 
 
 def _tokens(key: ConfigKey, num_tokens: int) -> int:
@@ -59,7 +60,11 @@ def _linears(key: ConfigKey, num_tokens: int) -> Iterator[tuple[str, Arguments]]
         "layout": RowMajor(),
         "batch_invariant": key.kind == INVARIANT,
     }
-    yield "row-major", call | {"bias": empty(key, width)} if key.up_to == _FEW else call
+    if key.up_to == _FEW:
+        call["bias"] = empty(key, width)
+    yield "row-major", call
+    if CONFIGS[key].constants.get("SPLITS", 1) > 1:
+        yield "merged", call | {"counters": _counters()}
     if key.dtype == torch.bfloat16 and not key.kind:
         yield "shuffled", call | {"layout": Shuffle16x16()}
 
@@ -92,18 +97,21 @@ def _quantised(key: ConfigKey, num_tokens: int) -> Iterator[tuple[str, Arguments
         _recipe(Granularity.BLOCK_1X128, code) if key.kind.startswith(CODES_OF_BLOCKS) else recipe
     )
     x = x_recipe.storage_spec(shape)
-    yield (
-        layout.describe(),
-        call
-        | {
-            "x_TK": torch.empty(x["weight"].shape, dtype=x["weight"].dtype, device="meta"),
-            "x_scale": torch.empty(
-                x["weight_scale"].shape, dtype=x["weight_scale"].dtype, device="meta"
-            ),
-            "x_recipe": x_recipe,
-            "dtype": torch.bfloat16,
-        },
-    )
+    call |= {
+        "x_TK": torch.empty(x["weight"].shape, dtype=x["weight"].dtype, device="meta"),
+        "x_scale": torch.empty(
+            x["weight_scale"].shape, dtype=x["weight_scale"].dtype, device="meta"
+        ),
+        "x_recipe": x_recipe,
+        "dtype": torch.bfloat16,
+    }
+    yield layout.describe(), call
+    if CONFIGS[key].constants["SPLITS"] > 1:
+        yield "merged", call | {"counters": _counters()}
+
+
+def _counters() -> torch.Tensor:
+    return torch.empty(_MOST_TILES, dtype=torch.int32, device="meta")
 
 
 def _is_of_codes(key: ConfigKey) -> bool:

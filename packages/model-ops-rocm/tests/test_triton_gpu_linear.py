@@ -165,3 +165,27 @@ def test_a_product_in_parts_needs_a_workspace_that_holds_them() -> None:
     workspace = torch.empty(max(num_bytes, 1), dtype=torch.uint8, device="cuda")
     got = linear(x, weight, layout=RowMajor(), workspace=workspace)
     assert torch.equal(got, *results_of(linear(x, weight, layout=RowMajor())))
+
+
+@pytest.mark.parametrize("num_tokens", [2, 16, 17, 64])
+@pytest.mark.parametrize("shape", [(4_096, 4_096), (2_000, 2_304), (4_096, 12_288)], ids=str)
+def test_parts_are_merged_to_the_bits_of_a_second_launch(
+    shape: tuple[int, int], num_tokens: int
+) -> None:
+    linear = triton_op("linear", torch.bfloat16)
+    weight = torch.randn(shape, device="cuda").bfloat16()
+    x = torch.randn(num_tokens, shape[1], device="cuda").bfloat16()
+    bias = torch.randn(shape[0], device="cuda").bfloat16()
+    in_two = linear(x, weight, bias, layout=RowMajor())
+    size = linear.counters_size(weight, num_tokens)  # type: ignore[attr-defined]  # the contract's
+    counters = torch.zeros(max(size, 1), dtype=torch.int32, device="cuda")
+    num_bytes = linear.workspace_bytes(weight, num_tokens)  # type: ignore[attr-defined]  # the contract's
+    workspace = torch.full((num_bytes,), 255, dtype=torch.uint8, device="cuda")
+    for _ in range(100):
+        got = linear(x, weight, bias, layout=RowMajor(), workspace=workspace, counters=counters)
+        assert torch.equal(got, in_two)
+    assert not counters.any()
+    counters.fill_(100)
+    got = linear(x, weight, bias, layout=RowMajor(), workspace=workspace, counters=counters)
+    if counters[0] > 100:  # the parts of a tile met
+        assert got.isnan().all()

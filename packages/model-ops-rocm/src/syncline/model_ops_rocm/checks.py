@@ -76,6 +76,19 @@ def require_workspace(op: str, workspace: torch.Tensor | None, num_bytes: int) -
     return workspace
 
 
+def require_counters(op: str, counters: torch.Tensor, size: int) -> torch.Tensor:
+    """The counters of a merge within a launch, of which there are at least `size`."""
+    limit = f"be contiguous int32 with at least {size} entries"
+    if (
+        counters.dtype is not torch.int32
+        or counters.ndim != 1
+        or not counters.is_contiguous()
+        or counters.shape[0] < size
+    ):
+        refuse(op, "counters", limit, f"{counters.dtype} {list(counters.shape)}")
+    return counters
+
+
 def require_out(
     op: str, out: torch.Tensor, shape: tuple[int, ...] | torch.Size, dtype: torch.dtype
 ) -> None:

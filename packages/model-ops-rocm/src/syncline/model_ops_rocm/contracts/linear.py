@@ -26,6 +26,10 @@ class Linear(Protocol):
         """What `workspace` must hold for up to `max_tokens` rows of x; 0 where none is needed."""
         ...
 
+    def counters_size(self, weight: torch.Tensor, max_tokens: int) -> int:
+        """How many `counters` suffice for up to `max_tokens` rows of x; 0 where none are used."""
+        ...
+
     def __call__(  # noqa: PLR0913 - three tensors, and where to write
         self,
         x_TK: torch.Tensor,
@@ -36,6 +40,7 @@ class Linear(Protocol):
         batch_invariant: bool = False,
         out: torch.Tensor | None = None,
         workspace: torch.Tensor | None = None,
+        counters: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """x [..., K_in], weight stored in `layout` with logical shape [N_out, K_in], bias [N_out].
 
@@ -44,7 +49,7 @@ class Linear(Protocol):
         Sums in float32 or better, one rounding to x's dtype; the order of the sum is the backend's,
         and may depend on the number of rows. With `batch_invariant` it does not: the bits of a row
         are the same whatever other rows there are. Without `workspace`, memory that is needed is
-        allocated, as it is without `out`.
+        allocated, as it is without `out`; without `counters`, parts of sums take a second launch.
         """
         ...
 
@@ -61,6 +66,10 @@ class LinearQuantised(Protocol):
         """What `workspace` must hold for up to `max_tokens` rows of x; 0 where none is needed."""
         ...
 
+    def counters_size(self, weight: torch.Tensor, max_tokens: int) -> int:
+        """How many `counters` suffice for up to `max_tokens` rows of x; 0 where none are used."""
+        ...
+
     def __call__(  # noqa: PLR0913 - two tensors are four, and each has its recipe
         self,
         x_TK: torch.Tensor,
@@ -75,6 +84,7 @@ class LinearQuantised(Protocol):
         batch_invariant: bool = False,
         out: torch.Tensor | None = None,
         workspace: torch.Tensor | None = None,
+        counters: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """`weight` and `weight_scale` as `storage`, with a quantised recipe, stores [N_out, K_in].
 
@@ -86,6 +96,6 @@ class LinearQuantised(Protocol):
         otherwise. Scales multiply in float32: those of blocks of K the block's sum or its decoded
         codes, the others the whole sum. One rounding to the result's dtype. A NaN scale makes NaN.
         Which recipes of x go with which of the weight, a backend says: it refuses by ValueError.
-        `batch_invariant` and `workspace` as in `Linear`.
+        `batch_invariant`, `workspace` and `counters` as in `Linear`.
         """
         ...

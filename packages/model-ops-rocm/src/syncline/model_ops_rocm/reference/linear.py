@@ -30,6 +30,9 @@ class TorchLinear:
     def workspace_bytes(self, weight: torch.Tensor, max_tokens: int) -> int:
         return 0
 
+    def counters_size(self, weight: torch.Tensor, max_tokens: int) -> int:
+        return 0
+
     def __call__(  # noqa: PLR0913 - the contract's
         self,
         x_TK: torch.Tensor,
@@ -40,6 +43,7 @@ class TorchLinear:
         batch_invariant: bool = False,
         out: torch.Tensor | None = None,
         workspace: torch.Tensor | None = None,
+        counters: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """See `contracts.Linear`."""
         check_linear(x_TK, weight, bias, out=out)

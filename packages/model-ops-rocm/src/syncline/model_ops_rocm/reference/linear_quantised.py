@@ -35,6 +35,9 @@ class TorchLinearQuantised:
     def workspace_bytes(self, weight: torch.Tensor, max_tokens: int) -> int:
         return 0
 
+    def counters_size(self, weight: torch.Tensor, max_tokens: int) -> int:
+        return 0
+
     def __call__(  # noqa: PLR0913 - the contract's
         self,
         x_TK: torch.Tensor,
@@ -49,6 +52,7 @@ class TorchLinearQuantised:
         batch_invariant: bool = False,
         out: torch.Tensor | None = None,
         workspace: torch.Tensor | None = None,
+        counters: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """See `contracts.LinearQuantised`."""
         _, (num_out, depth) = check_quantised_weight(weight, weight_scale, storage)

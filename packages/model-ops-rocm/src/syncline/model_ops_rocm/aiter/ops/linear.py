@@ -57,6 +57,9 @@ class AiterLinear(AiterOp):
         """AITER allocates what it needs."""
         return 0
 
+    def counters_size(self, weight: torch.Tensor, max_tokens: int) -> int:
+        return 0
+
     def __call__(  # noqa: PLR0913 - the contract's
         self,
         x_TK: torch.Tensor,
@@ -67,6 +70,7 @@ class AiterLinear(AiterOp):
         batch_invariant: bool = False,
         out: torch.Tensor | None = None,
         workspace: torch.Tensor | None = None,
+        counters: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """See `contracts.Linear`; never batch-invariant."""
         refuse_batch_invariant(LINEAR, batch_invariant)
@@ -131,6 +135,9 @@ class AiterLinearQuantised(AiterOp):
         """AITER allocates what it needs."""
         return 0
 
+    def counters_size(self, weight: torch.Tensor, max_tokens: int) -> int:
+        return 0
+
     def __call__(  # noqa: PLR0913 - the contract's
         self,
         x_TK: torch.Tensor,
@@ -145,6 +152,7 @@ class AiterLinearQuantised(AiterOp):
         batch_invariant: bool = False,
         out: torch.Tensor | None = None,
         workspace: torch.Tensor | None = None,
+        counters: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """See `contracts.LinearQuantised`; of codes alone, and never batch-invariant.
 

@@ -41,6 +41,7 @@ def _linear(
     layout: WeightLayout | None = None,
     bias: bool = True,
     is_invariant: bool = False,
+    num_counters: int = 0,
 ) -> Case:
     """x of `shape`, weight [width, shape[-1]]; rows of x and of the result lie apart."""
 
@@ -55,10 +56,13 @@ def _linear(
             "out": make.nan(*shape[:-1], width + 3)[..., :width],
             "batch_invariant": is_invariant,
         }
+        if num_counters:
+            call["counters"] = torch.zeros(num_counters, dtype=torch.int32, device=make.device)
         return call | {"bias": make.randn(width)} if bias else call
 
     label = f"{'x'.join(map(str, shape))}-to-{width}" + ("" if layout is None else "-shuffled")
     label += ("" if bias else "-bare") + ("-invariant" if is_invariant else "")
+    label += "-merged" if num_counters else ""
     return Case(op="linear", label=label, build=build)
 
 
@@ -174,6 +178,8 @@ CASES: Final[tuple[Case, ...]] = (
     _linear(1, 1, width=1),
     _linear(1, 2_300, width=37),
     _linear(1, 1, 3_072, width=16, bias=False),
+    _linear(2, 2_300, width=37, num_counters=3),
+    _linear(16, 2_048, width=64, bias=False, num_counters=2),
     _linear(3, 0, width=8),
     _linear(5, 37, width=33, bias=False),
     _linear(19, 96, width=64, layout=_SHUFFLED),

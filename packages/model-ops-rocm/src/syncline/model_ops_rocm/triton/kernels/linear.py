@@ -8,6 +8,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from syncline.model_ops_rocm.triton.kernels.arrival import arrive, load_part
 from syncline.model_ops_rocm.triton.kernels.tiles import (
     await_kernel_before,
     grouped_tile,
@@ -18,25 +19,70 @@ from syncline.model_ops_rocm.triton.kernels.tiles import (
 
 
 @triton.jit
+def _places(
+    first_m, num_rows, first_n, num_columns, stride, last_stride,
+    SWAP: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """(offsets, whether inside) of a tile of a [num_rows, num_columns], transposed with SWAP."""
+    m, n = tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_N)
+    m_inside, n_inside = m < num_rows - first_m, n < num_columns - first_n
+    corner = first_m.to(tl.int64) * stride + first_n.to(tl.int64) * last_stride
+    rows = m.to(tl.int64) * stride
+    if SWAP:
+        at, inside = n[:, None] * last_stride + rows[None, :], n_inside[:, None] & m_inside[None, :]
+    else:
+        at = rows[:, None] + n[None, :] * last_stride
+        inside = m_inside[:, None] & n_inside[None, :]
+    return corner + at, inside
+
+
+@triton.jit
 def store_tile(
     acc, out_ptr, bias_ptr, first_m, num_rows, first_n, num_columns, out_stride, out_last,
     bias_stride, HAS_BIAS: tl.constexpr, SWAP: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """Add the bias to float32 sums, [BLOCK_N, BLOCK_M] with SWAP, round once, store."""
-    m, n = tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_N)
-    m_inside, n_inside = m < num_rows - first_m, n < num_columns - first_n
-    corner = out_ptr + first_m.to(tl.int64) * out_stride + first_n.to(tl.int64) * out_last
     if HAS_BIAS:
+        n = tl.arange(0, BLOCK_N)
         at = bias_ptr + (first_n.to(tl.int64) + n) * bias_stride
-        bias = tl.load(at, mask=n_inside, other=0.0).to(tl.float32)
+        bias = tl.load(at, mask=n < num_columns - first_n, other=0.0).to(tl.float32)
         acc += bias[:, None] if SWAP else bias[None, :]
-    rows = m.to(tl.int64) * out_stride
-    if SWAP:
-        at, inside = n[:, None] * out_last + rows[None, :], n_inside[:, None] & m_inside[None, :]
+    at, inside = _places(
+        first_m, num_rows, first_n, num_columns, out_stride, out_last, SWAP, BLOCK_M, BLOCK_N
+    )
+    tl.store(out_ptr + at, acc.to(out_ptr.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def store_product(
+    acc, out_ptr, parts_ptr, counters_ptr, bias_ptr, first_m, num_rows, first_n, num_columns,
+    out_stride, out_last, bias_stride, HAS_BIAS: tl.constexpr, SPLITS: tl.constexpr,
+    MERGES: tl.constexpr, SWAP: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """Store a tile, or with SPLITS this program's part of it; of MERGES the last adds the parts."""
+    if SPLITS == 1:
+        store_tile(
+            *(acc, out_ptr, bias_ptr, first_m, num_rows, first_n, num_columns),
+            *(out_stride, out_last, bias_stride, HAS_BIAS, SWAP, BLOCK_M, BLOCK_N),
+        )
     else:
-        at, inside = rows[:, None] + n[None, :] * out_last, m_inside[:, None] & n_inside[None, :]
-    tl.store(corner + at, acc.to(out_ptr.dtype.element_ty), mask=inside)
+        at, inside = _places(
+            first_m, num_rows, first_n, num_columns, num_columns, 1, SWAP, BLOCK_M, BLOCK_N
+        )
+        step = tl.full((), num_columns, tl.int64) * num_rows
+        tl.store(parts_ptr + tl.program_id(1) * step + at, acc, mask=inside)
+        if MERGES:
+            is_last, is_astray = arrive(counters_ptr + tl.program_id(0), SPLITS)
+            if is_last | is_astray:
+                total = tl.zeros_like(acc)
+                for split in tl.static_range(SPLITS):
+                    total += load_part(parts_ptr + split * step + at, inside)
+                store_tile(
+                    tl.where(is_astray, float("nan"), total),
+                    *(out_ptr, bias_ptr, first_m, num_rows, first_n, num_columns),
+                    *(out_stride, out_last, bias_stride, HAS_BIAS, SWAP, BLOCK_M, BLOCK_N),
+                )
 
 
 @triton.jit(do_not_specialize=["num_rows"])
@@ -44,7 +90,9 @@ def linear_kernel(
     x_ptr,
     weight_ptr,
     bias_ptr,
-    out_ptr,  # with SPLITS > 1 float32 [SPLITS, num_rows, num_columns], without bias
+    out_ptr,
+    parts_ptr,  # with SPLITS > 1 float32 [SPLITS, num_rows, num_columns]
+    counters_ptr,  # with MERGES int32, one for each tile
     num_rows,
     num_columns,
     depth,
@@ -61,6 +109,7 @@ def linear_kernel(
     EVEN_K: tl.constexpr,
     SWAP: tl.constexpr,
     SPLITS: tl.constexpr,
+    MERGES: tl.constexpr,  # whether the last program of a tile adds its parts
     GROUP_M: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
@@ -102,10 +151,10 @@ def linear_kernel(
             acc = tl.dot(weight, tl.trans(x), acc, input_precision="ieee")
         else:
             acc = tl.dot(x, tl.trans(weight), acc, input_precision="ieee")
-    out_ptr += split.to(tl.int64) * num_rows * out_stride
-    store_tile(
-        *(acc, out_ptr, bias_ptr, first_m, num_rows, first_n, num_columns, out_stride, out_last),
-        *(bias_stride, HAS_BIAS, SWAP, BLOCK_M, BLOCK_N),
+    store_product(
+        *(acc, out_ptr, parts_ptr, counters_ptr, bias_ptr, first_m, num_rows),
+        *(first_n, num_columns, out_stride, out_last, bias_stride),
+        *(HAS_BIAS, SPLITS, MERGES, SWAP, BLOCK_M, BLOCK_N),
     )
 
 

@@ -45,6 +45,7 @@ def mx_linear_kernel(
     EVEN_STORED_K: tl.constexpr,
     SWAP: tl.constexpr,
     SPLITS: tl.constexpr,  # 1
+    MERGES: tl.constexpr,  # no parts
     GROUP_M: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,

@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents
 
-from syncline.model_ops_rocm.triton.kernels.linear import store_tile
+from syncline.model_ops_rocm.triton.kernels.linear import store_product
 from syncline.model_ops_rocm.triton.kernels.tiles import (
     as_scale,
     await_kernel_before,
@@ -54,7 +54,9 @@ def codes_linear_kernel(
     weight_ptr,
     weight_scale_ptr,
     bias_ptr,
-    out_ptr,  # with SPLITS > 1 float32 [SPLITS, num_rows, num_columns], without bias
+    out_ptr,
+    parts_ptr,  # with SPLITS > 1 float32 [SPLITS, num_rows, num_columns]
+    counters_ptr,  # with MERGES int32, one for each tile
     num_rows,
     num_columns,
     depth,
@@ -82,6 +84,7 @@ def codes_linear_kernel(
     EVEN_STORED_K: tl.constexpr,
     SWAP: tl.constexpr,
     SPLITS: tl.constexpr,
+    MERGES: tl.constexpr,  # whether the last program of a tile adds its parts
     GROUP_M: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
@@ -151,8 +154,8 @@ def codes_linear_kernel(
             ),
             SWAP,
         )
-    out_ptr += split.to(tl.int64) * num_rows * out_stride
-    store_tile(
-        *(acc, out_ptr, bias_ptr, first_m, num_rows, first_n, num_columns, out_stride, out_last),
-        *(bias_stride, HAS_BIAS, SWAP, BLOCK_M, BLOCK_N),
+    store_product(
+        *(acc, out_ptr, parts_ptr, counters_ptr, bias_ptr, first_m, num_rows),
+        *(first_n, num_columns, out_stride, out_last, bias_stride),
+        *(HAS_BIAS, SPLITS, MERGES, SWAP, BLOCK_M, BLOCK_N),
     )

@@ -22,6 +22,7 @@ from syncline.model_ops_rocm.triton.ops import library, linear_vector
 from syncline.model_ops_rocm.triton.ops.products import (
     Product,
     chunk_of,
+    num_counters,
     overlaps,
     prefetch,
     split_bytes,
@@ -50,6 +51,9 @@ class TritonLinear:
     def workspace_bytes(self, weight: torch.Tensor, max_tokens: int) -> int:
         return split_bytes(LINEAR, weight, max_tokens)
 
+    def counters_size(self, weight: torch.Tensor, max_tokens: int) -> int:
+        return num_counters(LINEAR, weight, max_tokens)
+
     def __call__(  # noqa: PLR0913 - the contract's
         self,
         x_TK: torch.Tensor,
@@ -60,6 +64,7 @@ class TritonLinear:
         batch_invariant: bool = False,
         out: torch.Tensor | None = None,
         workspace: torch.Tensor | None = None,
+        counters: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """See `contracts.Linear`."""
         shape = check_linear(x_TK, weight, bias, out=out)
@@ -67,7 +72,15 @@ class TritonLinear:
         if layout == _SHUFFLED:
             layout.check(weight.shape, weight.dtype)
             require_contiguous(LINEAR, "weight", weight)
-        require_reachable(LINEAR, x=x_TK, weight=weight, bias=bias, out=out, workspace=workspace)
+        require_reachable(
+            LINEAR,
+            x=x_TK,
+            weight=weight,
+            bias=bias,
+            out=out,
+            workspace=workspace,
+            counters=counters,
+        )
         if out is None:
             out = torch.empty(shape, dtype=x_TK.dtype, device=x_TK.device)
         x, (num_columns, depth) = matrix_of(LINEAR, "x", x_TK), weight.shape
@@ -84,13 +97,14 @@ class TritonLinear:
             num_columns=num_columns,
             bias=bias,
             out=out,
+            counters=counters,
         )
         if product.is_empty:
             return out
         if layout != _SHUFFLED and not batch_invariant and _is_for_library(product, x, weight):
             library.multiply(x_TK, weight, bias, out)
             return out
-        target = product.target(workspace)
+        parts = product.parts(workspace)
         constants = chosen[1].constants
         even_n = num_columns % constants["BLOCK_N"] == 0
         even_k = depth % constants["BLOCK_K"] == 0
@@ -99,12 +113,13 @@ class TritonLinear:
             product.grid,
             chosen,
             (
-                *(x_TK, weight, product.bias_or_out, target.tensor),
+                *(x_TK, weight, product.bias_or_out, out, parts, product.counters_or_out),
                 *(x.num_rows, num_columns, depth, x.stride, x.last_stride),
-                *(weight.stride(0), weight.stride(1), *target.strides, product.bias_stride),
+                *(weight.stride(0), weight.stride(1), *product.strides),
             ),
             {
                 "HAS_BIAS": product.adds_bias,
+                "MERGES": product.merges,
                 "CHUNK": chunk_of(layout, weight),
                 "EVEN_N": even_n,
                 "EVEN_K": even_k,
@@ -112,7 +127,7 @@ class TritonLinear:
                 "OVERLAP": overlaps(chosen[1]),
             },
         )
-        product.finish(target)
+        product.finish(parts)
         return out
 
 

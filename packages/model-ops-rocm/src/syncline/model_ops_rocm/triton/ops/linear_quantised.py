@@ -35,6 +35,7 @@ from syncline.model_ops_rocm.triton.ops.linear import LAYOUTS
 from syncline.model_ops_rocm.triton.ops.products import (
     Product,
     chunk_of,
+    num_counters,
     overlaps,
     prefetch,
     split_bytes,
@@ -119,6 +120,7 @@ class _Call:
     out: torch.Tensor
     is_invariant: bool
     workspace: torch.Tensor | None
+    counters: torch.Tensor | None
 
     def product(self, kind: str, num_rows: int) -> Product:
         arch, rows = self._arch(kind), num_rows
@@ -135,6 +137,7 @@ class _Call:
             num_columns=self.num_columns,
             bias=self.bias,
             out=self.out,
+            counters=self.counters,
         )
 
     def _arch(self, kind: str) -> str:
@@ -156,6 +159,7 @@ class _Call:
         even_k = columns * per_element % blocks["BLOCK_K"] == 0
         return {
             "HAS_BIAS": product.adds_bias,
+            "MERGES": product.merges,
             "CHUNK": chunk_of(self.layout, self.weight.codes),
             "EVEN_N": even_n,
             "EVEN_K": self.depth % blocks["BLOCK_K"] == 0,
@@ -177,6 +181,9 @@ class TritonLinearQuantised:
     def workspace_bytes(self, weight: torch.Tensor, max_tokens: int) -> int:
         return split_bytes(LINEAR_QUANTISED, weight, max_tokens)
 
+    def counters_size(self, weight: torch.Tensor, max_tokens: int) -> int:
+        return num_counters(LINEAR_QUANTISED, weight, max_tokens)
+
     def __call__(  # noqa: PLR0913 - the contract's
         self,
         x_TK: torch.Tensor,
@@ -191,6 +198,7 @@ class TritonLinearQuantised:
         batch_invariant: bool = False,
         out: torch.Tensor | None = None,
         workspace: torch.Tensor | None = None,
+        counters: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """See `contracts.LinearQuantised`."""
         recipe, (num_columns, depth) = check_quantised_weight(weight, weight_scale, storage)
@@ -216,6 +224,7 @@ class TritonLinearQuantised:
             x_scale=x_scale,
             out=out,
             workspace=workspace,
+            counters=counters,
         )
         if out is None:
             out = torch.empty(shape, dtype=dtype, device=x_TK.device)
@@ -228,6 +237,7 @@ class TritonLinearQuantised:
             out=out,
             is_invariant=batch_invariant,
             workspace=workspace,
+            counters=counters,
         )
         if left is None:
             _decoded(call, x_TK)
@@ -245,17 +255,17 @@ def _decoded(call: _Call, x_TK: torch.Tensor) -> None:
     product = call.product(tables.DECODED if in_half else tables.DECODED_FP32, x.num_rows)
     if product.is_empty:
         return
-    arch, target = product.chosen[0].arch, product.target(call.workspace)
+    arch, parts = product.chosen[0].arch, product.parts(call.workspace)
     per_element = 2 if weight.recipe.code is CodeType.E2M1 else 1
     LAUNCHER.launch(
         decoded_linear_kernel,
         product.grid,
         product.chosen,
         (
-            *(x_TK, weight.readable(arch), weight.scales, product.bias_or_out, target.tensor),
-            *(x.num_rows, call.num_columns, call.depth, *call.stored_shape()),
-            *(x.stride, x.last_stride, weight.scale_row, weight.scale_block),
-            *(*target.strides, product.bias_stride),
+            *(x_TK, weight.readable(arch), weight.scales, product.bias_or_out),
+            *(call.out, parts, product.counters_or_out, x.num_rows, call.num_columns, call.depth),
+            *(*call.stored_shape(), x.stride, x.last_stride, weight.scale_row, weight.scale_block),
+            *product.strides,
         ),
         call.constants(product, per_element)
         | {
@@ -265,7 +275,7 @@ def _decoded(call: _Call, x_TK: torch.Tensor) -> None:
             "CODE": weight.code(arch),
         },
     )
-    product.finish(target)
+    product.finish(parts)
 
 
 def _codes(call: _Call, x: _Operand) -> None:
@@ -280,17 +290,18 @@ def _codes(call: _Call, x: _Operand) -> None:
     arch = product.chosen[0].arch
     if product.is_empty:
         return
-    target = product.target(call.workspace)
+    parts = product.parts(call.workspace)
     LAUNCHER.launch(
         codes_linear_kernel,
         product.grid,
         product.chosen,
         (
             *(x.readable(arch), x.scales, weight.readable(arch), weight.scales),
-            *(product.bias_or_out, target.tensor, product.num_rows, call.num_columns),
-            *(call.depth, *call.stored_shape(), x.codes.shape[1], 1),
+            *(product.bias_or_out, call.out, parts, product.counters_or_out),
+            *(product.num_rows, call.num_columns, call.depth, *call.stored_shape()),
+            *(x.codes.shape[1], 1),
             *(x.scale_row, x.scale_block, weight.scale_row, weight.scale_block),
-            *(*target.strides, product.bias_stride),
+            *product.strides,
         ),
         call.constants(product, 1)
         | {
@@ -302,7 +313,7 @@ def _codes(call: _Call, x: _Operand) -> None:
             "FNUZ": weight.recipe.code is CodeType.E4M3FNUZ,
         },
     )
-    product.finish(target)
+    product.finish(parts)
 
 
 def _mx(call: _Call, x: _Operand) -> None:
@@ -316,16 +327,15 @@ def _mx(call: _Call, x: _Operand) -> None:
     if product.is_empty:
         return
     per_element = 2 if weight.recipe.code is CodeType.E2M1 else 1
-    target = product.target(call.workspace)
     LAUNCHER.launch(
         mx_linear_kernel,
         product.grid,
         product.chosen,
         (
             *(x.readable(arch), x.scales, weight.readable(arch), weight.scales),
-            *(product.bias_or_out, target.tensor, product.num_rows, call.num_columns),
+            *(product.bias_or_out, call.out, product.num_rows, call.num_columns),
             *(call.depth, *call.stored_shape(per_element), x.scale_row, weight.scale_row),
-            *(*target.strides, product.bias_stride),
+            *product.strides,
         ),
         call.constants(product, per_element)
         | {

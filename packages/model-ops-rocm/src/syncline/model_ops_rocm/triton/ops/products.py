@@ -1,15 +1,17 @@
 """What the wrappers of products share: tiles of the result, and sums in several parts.
 
 Unit: one product [M, N]. A product that is split along K writes its parts, in float32, into a
-workspace; a second kernel adds them in their order, so that the bits depend on no race.
+workspace; the program that is last, given `counters`, or a second kernel adds them in their order,
+so that the bits depend on no race.
 """
 
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import Final
 
 import torch
 
-from syncline.model_ops_rocm.checks import require_workspace
+from syncline.model_ops_rocm.checks import require_counters, require_workspace
 from syncline.model_ops_rocm.layouts import RowMajor, WeightLayout
 from syncline.model_ops_rocm.triton.configs import CONFIGS
 from syncline.model_ops_rocm.triton.configs.base import ConfigKey
@@ -37,22 +39,34 @@ def overlaps(config: LaunchConfig) -> bool:
     return bool(config.launch_pdl) and not IS_INTERPRETED
 
 
-def split_bytes(op: str, weight: torch.Tensor, max_tokens: int) -> int:
-    """The largest workspace of any row of the tables that up to `max_tokens` rows can fall into."""
+def _split_rows(op: str, weight: torch.Tensor) -> Iterator[tuple[int, Mapping[str, int]]]:
+    """(the most rows of x, constants) of each row of the tables that splits products with it."""
     wanted = (op, LAUNCHER.arch, weight.dtype)
-    largest = 0
     for key, config in CONFIGS.items():
         if key[:3] == wanted and config.constants.get("SPLITS", 1) > 1:
-            num_rows = min(key.up_to, max_tokens)
-            largest = max(largest, config.constants["SPLITS"] * num_rows * weight.shape[0] * 4)
-    return largest
+            yield key.up_to, config.constants
 
 
-class Target(NamedTuple):
-    """Where a product's kernel stores: the result, or the parts of its sums."""
+def split_bytes(op: str, weight: torch.Tensor, max_tokens: int) -> int:
+    """The largest workspace of any row of the tables that up to `max_tokens` rows can fall into."""
+    each = (
+        constants["SPLITS"] * min(up_to, max_tokens) * weight.shape[0] * 4
+        for up_to, constants in _split_rows(op, weight)
+    )
+    return max(each, default=0)
 
-    tensor: torch.Tensor
-    strides: tuple[int, int]
+
+def num_counters(op: str, weight: torch.Tensor, max_tokens: int) -> int:
+    """The most tiles in parts, likewise."""
+    each = (
+        _num_tiles(min(up_to, max_tokens), weight.shape[0], constants)
+        for up_to, constants in _split_rows(op, weight)
+    )
+    return max(each, default=0)
+
+
+def _num_tiles(num_rows: int, num_columns: int, constants: Mapping[str, int]) -> int:
+    return -(-num_rows // constants["BLOCK_M"]) * -(-num_columns // constants["BLOCK_N"])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,6 +79,11 @@ class Product:
     num_columns: int
     bias: torch.Tensor | None
     out: torch.Tensor
+    counters: torch.Tensor | None
+
+    def __post_init__(self) -> None:
+        if self.counters is not None:
+            require_counters(self.op, self.counters, self.grid[0] if self.splits > 1 else 0)
 
     @property
     def is_empty(self) -> bool:
@@ -77,13 +96,17 @@ class Product:
     @property
     def grid(self) -> tuple[int, int]:
         constants = self.chosen[1].constants
-        tiles_m = -(-self.num_rows // constants["BLOCK_M"])
-        return tiles_m * -(-self.num_columns // constants["BLOCK_N"]), self.splits
+        return _num_tiles(self.num_rows, self.num_columns, constants), self.splits
+
+    @property
+    def merges(self) -> bool:
+        """Whether the product's kernel adds the parts; else a second one does, if there are any."""
+        return self.splits > 1 and self.counters is not None
 
     @property
     def adds_bias(self) -> bool:
         """Whether the product's kernel does; else the sum of its parts."""
-        return self.bias is not None and self.splits == 1
+        return self.bias is not None and (self.splits == 1 or self.merges)
 
     @property
     def bias_or_out(self) -> torch.Tensor:
@@ -94,33 +117,41 @@ class Product:
     def bias_stride(self) -> int:
         return 0 if self.bias is None else self.bias.stride(0)
 
-    def target(self, workspace: torch.Tensor | None) -> Target:
-        """A `workspace` that is too small is refused; without one, parts get new memory."""
+    @property
+    def strides(self) -> tuple[int, int, int]:
+        """Between rows and between columns of the result, and of the bias."""
+        written = matrix_of(self.op, "out", self.out)
+        return written.stride, written.last_stride, self.bias_stride
+
+    def parts(self, workspace: torch.Tensor | None) -> torch.Tensor:
+        """Where they lie; a `workspace` that is too small is refused, without one it is new memory.
+
+        Of a product in one part, a tensor to pass, which nobody reads.
+        """
         if self.splits == 1:
-            written = matrix_of(self.op, "out", self.out)
-            return Target(self.out, (written.stride, written.last_stride))
-        shape = (self.splits, self.num_rows, self.num_columns)
+            return self.out
         num_bytes = self.splits * self.num_rows * self.num_columns * 4
         if workspace is None:
-            parts = torch.empty(shape, dtype=torch.float32, device=self.out.device)
-        else:
-            used = require_workspace(self.op, workspace, num_bytes)[:num_bytes]
-            parts = used.view(torch.float32).view(shape)
-        return Target(parts, (self.num_columns, 1))
+            return torch.empty(num_bytes // 4, dtype=torch.float32, device=self.out.device)
+        return require_workspace(self.op, workspace, num_bytes)[:num_bytes].view(torch.float32)
 
-    def finish(self, target: Target) -> None:
-        """Add the parts, if there are any."""
-        if self.splits == 1:
+    @property
+    def counters_or_out(self) -> torch.Tensor:
+        """A tensor to pass, used only if the kernel `merges`."""
+        return self.out if self.counters is None else self.counters
+
+    def finish(self, parts: torch.Tensor) -> None:
+        """Add the parts, if there are any left."""
+        if self.splits == 1 or self.merges:
             return
-        written = matrix_of(self.op, "out", self.out)
         key, config = self.chosen
         LAUNCHER.launch(
             sum_splits_kernel,
             (self.num_rows, -(-self.num_columns // _SUM_BLOCK)),
             (key, LaunchConfig(num_warps=4, launch_pdl=config.launch_pdl)),
             (
-                *(target.tensor, self.bias_or_out, self.out, self.num_rows, self.num_columns),
-                *(written.stride, written.last_stride, self.bias_stride),
+                *(parts, self.bias_or_out, self.out, self.num_rows, self.num_columns),
+                *self.strides,
             ),
             {
                 "HAS_BIAS": self.bias is not None,
