@@ -1,20 +1,25 @@
 """Speed of mixture of experts: 128 experts, 8 of a token, 2,048 x 768, as Qwen3-30B-A3B has.
 
-The floor is each distinct expert of a step once. Routing is random, another one for each call; all
-experts together are 1.2 GB, so that none is found in the cache.
+The floor is each distinct expert of a step once, or its products at the matmul rate of bfloat16.
+Routing is random, another one for each call; all experts together are 1.2 GB, so that none is found
+in the cache.
 """
 
 from collections.abc import Callable, Iterator
+from typing import Any, Final, cast  # Any: the op, whose keywords differ
 
 import torch
 from gpu_timing import Machine, Row, node_seconds
 
-from syncline.model_ops_rocm import RowMajor, detect_arch, select
+from syncline.model_ops_rocm import Quantised, RowMajor, detect_arch, select
+from syncline.model_ops_rocm.quant import CodeType, Granularity
 
 NUM_EXPERTS, TOP_K, HIDDEN, INTERMEDIATE = 128, 8, 2_048, 768
 # Tokens -> the share that is promised.
 TARGETS = {1: 0.75, 8: 0.80, 64: 0.88, 256: 0.83}
 NUM_CALLS = 16
+_DTYPE: Final = torch.bfloat16
+_FP8: Final = torch.float8_e4m3fn
 
 
 def rows(machine: Machine, *, quick: bool) -> Iterator[Row]:
@@ -28,6 +33,9 @@ def rows(machine: Machine, *, quick: bool) -> Iterator[Row]:
             yield _experts(machine, num_tokens)
         for num_tokens in (1, 64, 256):
             yield _experts(machine, num_tokens, is_fp8=True)
+        for recipe in (Granularity.BLOCK_1X128, Granularity.TOKEN):
+            for num_tokens in (1, 8, 64, 256, 4_096):
+                yield _experts_of_codes(machine, num_tokens, recipe)
         for num_tokens in (1, 256):
             yield _routing(machine, num_tokens)
 
@@ -40,15 +48,42 @@ def _experts(
     batch_invariant: bool = False,
     is_fp8: bool = False,
 ) -> Row:
-    dtype = torch.bfloat16
-    op = select("moe_experts", backend="triton", arch=detect_arch(), dtype=dtype)
-    w13 = _random(NUM_EXPERTS, 2 * INTERMEDIATE, HIDDEN).mul_(HIDDEN**-0.5)
-    w2 = _random(NUM_EXPERTS, HIDDEN, INTERMEDIATE).mul_(INTERMEDIATE**-0.5)
-    scales = None
+    w13, w2 = _weights()
+    more: dict[str, object] = {"batch_invariant": batch_invariant}
+    note = "batch_invariant" if batch_invariant else ""
     if is_fp8:
-        w13, w2 = w13.to(torch.float8_e4m3fn), w2.to(torch.float8_e4m3fn)
-        scales = _scales_of(w13), _scales_of(w2)
-    num_bytes = op.workspace_bytes(w13, TOP_K, num_tokens, dtype)
+        w13, w2 = w13.to(_FP8), w2.to(_FP8)
+        more["scales"] = _scales(w13, 128), _scales(w2, 128)
+        note = "e4m3fn per 128x128"
+    return _row(machine, num_tokens, (w13, w2), more, note, target)
+
+
+def _experts_of_codes(machine: Machine, num_tokens: int, granularity: Granularity) -> Row:
+    """The experts where x and what SwiGLU gives are encoded, too."""
+    w13, w2 = (weight.to(_FP8) for weight in _weights())
+    is_row = granularity is Granularity.TOKEN
+    scales = tuple(_scales(weight, 1 if is_row else 128) for weight in (w13, w2))
+    recipe = Quantised(granularity=granularity, code=CodeType.E4M3FN)
+    more = {"scales": scales, "recipe": recipe}
+    note = f"e4m3fn by e4m3fn, per {'row' if is_row else '1x128 and 128x128'}"
+    return _row(machine, num_tokens, (w13, w2), more, note, None)
+
+
+def _weights() -> tuple[torch.Tensor, torch.Tensor]:
+    w13 = _random(NUM_EXPERTS, 2 * INTERMEDIATE, HIDDEN).mul_(HIDDEN**-0.5)
+    return w13, _random(NUM_EXPERTS, HIDDEN, INTERMEDIATE).mul_(INTERMEDIATE**-0.5)
+
+
+def _row(
+    machine: Machine,
+    num_tokens: int,
+    experts: tuple[torch.Tensor, torch.Tensor],
+    more: dict[str, object],
+    note: str,
+    target: float | None,
+) -> Row:
+    op = cast(Any, select("moe_experts", backend="triton", arch=detect_arch(), dtype=_DTYPE))
+    num_bytes = op.workspace_bytes(experts[0], TOP_K, num_tokens, _DTYPE)
     workspace = torch.empty(num_bytes, dtype=torch.uint8, device="cuda")
     calls: list[Callable[[], object]] = []
     num_distinct = 0
@@ -58,36 +93,36 @@ def _experts(
         num_distinct += len(torch.unique(ids))
         calls.append(
             lambda x=x, weights=weights, ids=ids, out=out: op(  # type: ignore[misc]  # defaults bind the operands
-                *(x, w13, w2, weights, ids),
+                *(x, *experts, weights, ids),
                 layout=RowMajor(),
-                scales=scales,
-                batch_invariant=batch_invariant,
                 out=out,
                 workspace=workspace,
+                **more,
             )
         )
     of_expert = 3 * HIDDEN * INTERMEDIATE
-    bytes_s = w13.itemsize * of_expert * num_distinct / len(calls) / machine.copy_bytes_per_s
+    num_read = experts[0].itemsize * of_expert * num_distinct / len(calls)
     flop_s = 2 * of_expert * num_tokens * TOP_K / machine.matmul_flop_per_s
     return Row(
         op="moe_experts",
         shape=f"{num_tokens} x {TOP_K} of {NUM_EXPERTS}, {HIDDEN} x {INTERMEDIATE}",
         backend="triton",
         seconds=node_seconds(calls),
-        floor_s=max(bytes_s, flop_s),
+        floor_s=max(num_read / machine.copy_bytes_per_s, flop_s),
         target=target,
-        note="batch_invariant" if batch_invariant else "e4m3fn per 128x128" if is_fp8 else "",
+        note=note,
     )
 
 
-def _scales_of(weight: torch.Tensor) -> torch.Tensor:
-    """Some scale per 128 x 128."""
+def _scales(weight: torch.Tensor, block: int) -> torch.Tensor:
+    """Some scale per row, or per block of so many rows and columns."""
     num_experts, rows, columns = weight.shape
-    return torch.rand(num_experts, rows // 128, columns // 128, device="cuda") + 0.5
+    shape = (rows, 1) if block == 1 else (rows // block, columns // block)
+    return torch.rand(num_experts, *shape, device="cuda") + 0.5
 
 
 def _routing(machine: Machine, num_tokens: int) -> Row:
-    op = select("moe_route", backend="triton", arch=detect_arch(), dtype=torch.bfloat16)
+    op = select("moe_route", backend="triton", arch=detect_arch(), dtype=_DTYPE)
     calls: list[Callable[[], object]] = []
     for _ in range(NUM_CALLS):
         logits = _random(num_tokens, NUM_EXPERTS)
@@ -116,4 +151,4 @@ def _routings(num_tokens: int) -> Iterator[torch.Tensor]:
 
 
 def _random(*shape: int) -> torch.Tensor:
-    return torch.randn(shape, dtype=torch.bfloat16, device="cuda")
+    return torch.randn(shape, dtype=_DTYPE, device="cuda")

@@ -7,9 +7,11 @@ import torch
 
 from kernel_families.base import Arguments, Calls, Rules, empty, operands_of_dtype
 from syncline.model_ops_rocm.contracts.moe import ExpertMap
+from syncline.model_ops_rocm.formats.quantised import Quantised
 from syncline.model_ops_rocm.layouts import RowMajor, Shuffle16x16
+from syncline.model_ops_rocm.quant import CodeType, Granularity
 from syncline.model_ops_rocm.triton.configs.base import ANY_WIDTH, ConfigKey
-from syncline.model_ops_rocm.triton.configs.moe import FP8_ROWS, GATE_UP, INVARIANT
+from syncline.model_ops_rocm.triton.configs.moe import CODES, FP8_ROWS, GATE_UP, INVARIANT
 
 _NUM_EXPERTS: Final = 128
 _TOP_K: Final = 8
@@ -62,8 +64,8 @@ def _sums(key: ConfigKey, num_tokens: int) -> Iterator[tuple[str, Arguments]]:
 
 def _experts(key: ConfigKey, num_tokens: int) -> Iterator[tuple[str, Arguments]]:
     """A call that compiles uses every row of its dtype: the widest stands for all."""
-    is_invariant = key.kind == f"{GATE_UP}-{INVARIANT}"
-    if key.up_to != ANY_WIDTH or not (is_invariant or key.kind == GATE_UP):
+    is_invariant, is_codes = (key.kind == f"{GATE_UP}-{one}" for one in (INVARIANT, CODES))
+    if key.up_to != ANY_WIDTH or not (is_invariant or is_codes or key.kind == GATE_UP):
         return
     shapes = {
         "w13": (_NUM_EXPERTS, 2 * _INTERMEDIATE, _HIDDEN),
@@ -84,15 +86,32 @@ def _experts(key: ConfigKey, num_tokens: int) -> Iterator[tuple[str, Arguments]]
     if is_fp8:
         blocks = [[size // 128 for size in shape[1:]] for shape in shapes.values()]
         scales = tuple(_numbers(torch.float32, _NUM_EXPERTS, *one) for one in blocks)
-        yield "per-block", plain | {"scales": scales}
+        plain["scales"] = scales
+        if is_codes:
+            yield from _encoded(plain, shapes, of_arch)
+        else:
+            yield "per-block", plain
         return
     yield "row-major", plain
     if key.dtype is torch.bfloat16 and not is_invariant and key.arch.startswith("gfx"):
         yield "shuffled", plain | {"layout": Shuffle16x16()}
 
 
+def _encoded(
+    per_block: Arguments, shapes: Mapping[str, tuple[int, int, int]], dtype: torch.dtype
+) -> Iterator[tuple[str, Arguments]]:
+    code = CodeType.E4M3FNUZ if dtype is torch.float8_e4m3fnuz else CodeType.E4M3FN
+    of_blocks = Quantised(granularity=Granularity.BLOCK_1X128, code=code)
+    yield "per-block", per_block | {"recipe": of_blocks}
+    rows = tuple(_numbers(torch.float32, *shape[:2], 1) for shape in shapes.values())
+    of_rows = Quantised(granularity=Granularity.TOKEN, code=code)
+    yield "per-row", per_block | {"scales": rows, "recipe": of_rows}
+
+
 def _operands(key: ConfigKey) -> tuple[str, ...]:
-    """Codes become x's dtype first."""
+    """Codes become x's dtype first, unless those of x are multiplied with them."""
+    if key.kind.endswith(CODES):
+        return ("e4m3 e4m3",)
     return operands_of_dtype(key._replace(dtype=torch.bfloat16) if key.dtype is FP8_ROWS else key)
 
 
@@ -103,15 +122,15 @@ CALLS: Final[Mapping[str, Calls]] = {
     "moe_combine": _sums,
     "moe_experts": _experts,
 }
-# Narrow: a block's pairs, ids and scales, a routing's replicas, results of few rows; sorting moves
-# single numbers only.
+# Narrow: a block's pairs, ids and scales, those of each 128 columns where a row is unrolled, a
+# routing's replicas, results of few rows; sorting moves single numbers only.
 RULES: Final[Mapping[str, Rules]] = {
     "moe_route": Rules(max_narrow_loads=12, max_narrow_stores=4),
     "moe_sort": Rules(max_narrow_loads=64, max_narrow_stores=64),
     "moe_permute": Rules(max_narrow_loads=2, max_narrow_stores=1),
     "moe_combine": Rules(max_narrow_loads=16),
     "moe_experts": Rules(
-        max_narrow_loads=40,
+        max_narrow_loads=50,
         max_narrow_stores=8,
         is_matrix=True,
         operands=_operands,

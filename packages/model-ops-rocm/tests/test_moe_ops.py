@@ -1,6 +1,7 @@
 """Mixture of experts on the CPU against loops over tokens and experts, and exchanged over ranks."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any  # Any: keywords of calls that are wrong on purpose
 
 import pytest
@@ -10,6 +11,7 @@ import torch.nn.functional as nn_functional
 from syncline.model_ops_rocm import (
     ExpertMap,
     LayoutError,
+    Quantised,
     RowMajor,
     Shuffle16x16,
     SortedPairs,
@@ -17,6 +19,7 @@ from syncline.model_ops_rocm import (
     sorted_capacity,
 )
 from syncline.model_ops_rocm.layouts import Shuffle32x16
+from syncline.model_ops_rocm.quant import CodeType, Granularity
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 E4M3FN = torch.float8_e4m3fn
@@ -229,6 +232,41 @@ def test_fp8_weights_are_codes_times_scales(per_block: bool) -> None:
     assert torch.equal(found, wanted)
 
 
+@pytest.mark.parametrize("per_block", [False, True])
+def test_a_recipe_encodes_what_is_multiplied(per_block: bool) -> None:
+    hidden, intermediate = 160, 144
+    granularity = Granularity.BLOCK_1X128 if per_block else Granularity.TOKEN
+    recipe = Quantised(granularity=granularity, code=CodeType.E4M3FN)
+
+    def encoded(row: torch.Tensor) -> torch.Tensor:
+        parts = []
+        for start in range(0, len(row), 128 if per_block else len(row)):
+            part = row[start : start + 128] if per_block else row
+            scale = part.abs().max() / 448
+            parts.append((part / scale).to(E4M3FN).float() * scale)
+        return torch.cat(parts)
+
+    call = some_call(4) | {"x_TH": randn(4, hidden)}
+    w13, w2 = randn(5, 2 * intermediate, hidden).to(E4M3FN), randn(5, hidden, intermediate)
+    blocks = ((5, 3, 2), (5, 2, 2)) if per_block else ((5, 2 * intermediate, 1), (5, hidden, 1))
+    scales = torch.ones(blocks[0]), torch.ones(blocks[1])
+    w2 = w2.to(E4M3FN)
+    stored = {"w13": w13, "w2": w2, "scales": scales}
+    wanted = torch.zeros(4, hidden)
+    for token, ids in enumerate(call["ids_TK"].tolist()):
+        for slot, expert in enumerate(ids):
+            gate, up = (w13[expert].float() @ encoded(call["x_TH"][token])).chunk(2)
+            activated = encoded(gate / (1 + (-gate).exp()) * up)
+            y = w2[expert].float() @ activated
+            wanted[token] += call["weights_TK"][token, slot] * y
+    found = experts(**call | stored, recipe=recipe)
+    # A code that rounds the other way moves one product by a sixteenth.
+    error = (found - wanted).norm() / wanted.norm()
+    assert float(error) < 2e-3
+    plain = experts(**call | stored)
+    assert float((plain - wanted).norm() / wanted.norm()) > 1e-2
+
+
 def test_nothing_is_computed_for_no_tokens_and_no_result_is_kept_from_before() -> None:
     empty = some_call(0)
     assert experts(**empty).shape == (0, 32)
@@ -262,6 +300,11 @@ def wrong_calls() -> list[tuple[str, dict[str, Any], str]]:
     w13, w2, ids = call["w13"], call["w2"], call["ids_TK"]
     scales = (torch.ones(5, 32, 1), torch.ones(5, 32, 1))
     codes = {"w13": w13.to(E4M3FN), "w2": w2.to(E4M3FN)}
+    row, block = (
+        Quantised(granularity=one, code=CodeType.E4M3FN)
+        for one in (Granularity.TOKEN, Granularity.BLOCK_1X128)
+    )
+    in_fp8 = call | codes | {"scales": scales}
     logits = {"logits_TE": randn(2, 5)}
     replicas = torch.zeros(5, 2, dtype=torch.int32)
     counts = torch.zeros(5, dtype=torch.int32)
@@ -290,6 +333,17 @@ def wrong_calls() -> list[tuple[str, dict[str, Any], str]]:
         ("moe_experts", call | {"scales": scales}, r"w13 must be fp8, both of one kind, as there"),
         ("moe_experts", call | codes, r"w13 must be torch.float32, got torch.float8_e4m3fn"),
         ("moe_experts", call | codes | {"scales": (scales[0], torch.ones(5, 32))}, r"scales\[1\]"),
+        (
+            "moe_experts",
+            call | {"recipe": row},
+            r"recipe must be None without scales, got token_e4",
+        ),
+        ("moe_experts", in_fp8 | {"recipe": block}, r"recipe must be per token, as scales, got 1x"),
+        (
+            "moe_experts",
+            in_fp8 | {"recipe": replace(row, code=CodeType.E4M3FNUZ)},
+            r"recipe must have codes of torch.float8_e4m3fn, as w13, and fp32 scales, got token_e",
+        ),
         ("moe_route", logits | {"top_k": 6}, r"top_k must be in \[1, 5\], got 6"),
         (
             "moe_route",
@@ -327,7 +381,7 @@ def wrong_calls() -> list[tuple[str, dict[str, Any], str]]:
     ]
 
 
-@pytest.mark.parametrize("number", range(21))
+@pytest.mark.parametrize("number", range(24))
 def test_a_wrong_argument_is_refused_by_name(number: int) -> None:
     op, call, message = wrong_calls()[number]
     with pytest.raises(ValueError, match=f"^{op}: {message}"):

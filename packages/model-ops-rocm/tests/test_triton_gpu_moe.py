@@ -8,7 +8,8 @@ from typing import Any  # Any: one call's keywords
 import pytest
 import torch
 
-from syncline.model_ops_rocm import RowMajor, detect_arch, prepare, select
+from syncline.model_ops_rocm import Quantised, RowMajor, detect_arch, prepare, select
+from syncline.model_ops_rocm.quant import CodeType, Granularity
 from syncline.model_ops_rocm.triton import sealed
 
 pytestmark = pytest.mark.gpu
@@ -68,6 +69,36 @@ def test_every_way_of_computing_is_near_the_reference_and_repeats_itself(
     for _ in range(20):
         # One workspace for all, so that a call that started too early would read another's.
         assert torch.equal(experts(**part), found)
+
+
+@pytest.mark.parametrize("granularity", [Granularity.TOKEN, Granularity.BLOCK_1X128])
+@pytest.mark.parametrize("num_tokens", [1, 5, 200, 700])
+def test_codes_times_codes_are_near_the_reference_and_do_not_depend_on_the_batch(
+    call: dict[str, Any], num_tokens: int, granularity: Granularity
+) -> None:
+    recipe = Quantised(granularity=granularity, code=CodeType.E4M3FN)
+    is_row = granularity is Granularity.TOKEN
+    codes: dict[str, Any] = {"recipe": recipe, "scales": []}
+    for name in ("w13", "w2"):
+        rows, columns = call[name].shape[1:]
+        codes[name] = (call[name] * 16.0).to(torch.float8_e4m3fn)
+        shape = (rows, 1) if is_row else (rows // 128, columns // 128)
+        codes["scales"].append((torch.rand(NUM_EXPERTS, *shape, device="cuda") + 0.5) / 16.0)
+    codes["scales"] = tuple(codes["scales"])
+    part = part_of(call, 0, num_tokens) | codes
+    wanted = select("moe_experts", dtype=DTYPE)(**part)
+    found = experts(**part)
+    error = (found.float() - wanted.float()).norm() / wanted.float().norm()
+    # What SwiGLU gives may round to another bfloat16, by at most d = 2^-9 of it on average. It then
+    # falls on another code, by a step s of at most 2^-3, with a probability of d / s: the mean
+    # square of that is s^2 * d / s.
+    bound = (2**-3 * 2**-9) ** 0.5
+    assert float(error) < bound
+    # To encode nothing is further away.
+    plain = experts(**{name: one for name, one in part.items() if name != "recipe"})
+    assert float((plain.float() - wanted.float()).norm() / wanted.float().norm()) > bound
+    whole = experts(**call | codes, batch_invariant=True)
+    assert torch.equal(experts(**part, batch_invariant=True), whole[:num_tokens])
 
 
 @pytest.mark.parametrize("num_tokens", [1, 16])

@@ -9,15 +9,18 @@ import torch
 from syncline.model_ops_rocm import (
     LayoutError,
     NoConfigurationError,
+    Quantised,
     RowMajor,
     Shuffle16x16,
     select,
 )
 from syncline.model_ops_rocm.layouts import Shuffle32x16
+from syncline.model_ops_rocm.quant import CodeType, Granularity
 from syncline.model_ops_rocm.testing.cases.moe import experts_call
 from syncline.model_ops_rocm.testing.parity import Arguments, Maker
 
 Ops = Mapping[str, Callable[..., Any]]
+E4M3FN = torch.float8_e4m3fn
 ROWS = ("x_TH", "weights_TK", "ids_TK")
 
 
@@ -36,6 +39,22 @@ def test_a_token_has_the_same_bits_in_every_batch_if_that_is_asked_for(
     call = call_of(40) | {"batch_invariant": True}
     whole = kernels["moe_experts"](**call)
     for start, stop in ((0, 1), (39, 40), (5, 25)):
+        part = kernels["moe_experts"](**rows_of(call, start, stop))
+        assert torch.equal(part, whole[start:stop])
+
+
+@pytest.mark.parametrize("granularity", [Granularity.TOKEN, Granularity.BLOCK_1X128])
+def test_a_token_has_the_same_bits_in_every_batch_of_codes(
+    kernels: Ops, granularity: Granularity
+) -> None:
+    call = call_of(40) | {"batch_invariant": True}
+    per_row = granularity is Granularity.TOKEN
+    scales = tuple(torch.rand(4, rows if per_row else 1, 1) + 0.5 for rows in (32, 32))
+    stored = {name: cast(torch.Tensor, call[name]).to(E4M3FN) for name in ("w13", "w2")}
+    call |= stored
+    call |= {"scales": scales, "recipe": Quantised(granularity=granularity, code=CodeType.E4M3FN)}
+    whole = kernels["moe_experts"](**call)
+    for start, stop in ((0, 1), (39, 40), (5, 15)):
         part = kernels["moe_experts"](**rows_of(call, start, stop))
         assert torch.equal(part, whole[start:stop])
 

@@ -18,7 +18,9 @@ from syncline.model_ops_rocm.checks import (
     require_shape,
 )
 from syncline.model_ops_rocm.contracts.moe import ExpertMap, SortedPairs, sorted_capacity
+from syncline.model_ops_rocm.formats.quantised import Quantised
 from syncline.model_ops_rocm.layouts import RowMajor, Shuffle16x16, WeightLayout
+from syncline.model_ops_rocm.quant.scheme import Granularity, ScaleType
 
 MOE_ROUTE = "moe_route"
 MOE_SORT = "moe_sort"
@@ -27,6 +29,7 @@ MOE_COMBINE = "moe_combine"
 MOE_EXPERTS = "moe_experts"
 FP8_DTYPES: Final = (torch.float8_e4m3fn, torch.float8_e4m3fnuz)
 SCALE_BLOCK: Final = 128
+Scales = tuple[torch.Tensor, torch.Tensor]  # of w13 and of w2
 # What the torch and the Triton backend read of experts, the preferred one first.
 LAYOUTS: Final[tuple[WeightLayout, ...]] = (RowMajor(), Shuffle16x16())
 
@@ -43,6 +46,11 @@ class ExpertShapes(NamedTuple):
     @property
     def num_pairs(self) -> int:
         return self.num_tokens * self.top_k
+
+    @property
+    def mean_pairs(self) -> int:
+        """Of an expert, rounded up."""
+        return -(-self.num_pairs // self.num_experts)
 
 
 def check_moe_route(
@@ -150,10 +158,12 @@ def check_moe_experts(
     weights: tuple[torch.Tensor, torch.Tensor],
     routing: tuple[torch.Tensor, torch.Tensor],
     layout: WeightLayout,
-    scales: tuple[torch.Tensor, torch.Tensor] | None,
+    quantised: tuple[Scales | None, Quantised | None],
     out: torch.Tensor | None,
 ) -> ExpertShapes:
-    """`weights` are w13 and w2, `routing` weights_TK and ids_TK; returns the sizes."""
+    """`weights` are w13 and w2, `routing` weights_TK and ids_TK, `quantised` scales and recipe;
+    returns the sizes."""
+    scales, recipe = quantised
     require_float(MOE_EXPERTS, "x", x_TH)
     require_ndim(MOE_EXPERTS, "x", x_TH, 2)
     shapes = _shapes_of(x_TH, weights, routing)
@@ -173,9 +183,23 @@ def check_moe_experts(
             _check_scale(name, scale, weight)
         if is_per_row(scales[0], weights[0]) != is_per_row(scales[1], weights[1]):
             refuse(MOE_EXPERTS, "scales", "be both per row or both per block", "one of each")
+    if recipe is not None:
+        _check_recipe(recipe, weights[0], scales)
     if out is not None:
         require_out(MOE_EXPERTS, out, x_TH.shape, x_TH.dtype)
     return shapes
+
+
+def _check_recipe(recipe: Quantised, w13: torch.Tensor, scales: Scales | None) -> None:
+    if scales is None:
+        refuse(MOE_EXPERTS, "recipe", "be None without scales", recipe.describe())
+    is_row = is_per_row(scales[0], w13)
+    granularity = Granularity.TOKEN if is_row else Granularity.BLOCK_1X128
+    if recipe.dtype is not w13.dtype or recipe.scale is not ScaleType.FP32:
+        limit = f"have codes of {w13.dtype}, as w13, and fp32 scales"
+        refuse(MOE_EXPERTS, "recipe", limit, recipe.describe())
+    if recipe.granularity is not granularity:
+        refuse(MOE_EXPERTS, "recipe", f"be per {granularity}, as scales", recipe.describe())
 
 
 def is_per_row(scale: torch.Tensor, weight: torch.Tensor) -> bool:

@@ -10,6 +10,7 @@ from typing import NamedTuple, Protocol
 
 import torch
 
+from syncline.model_ops_rocm.formats.quantised import Quantised
 from syncline.model_ops_rocm.layouts.base import WeightLayout
 
 
@@ -162,6 +163,7 @@ class MoeExperts(Protocol):
         *,
         layout: WeightLayout,
         scales: tuple[torch.Tensor, torch.Tensor] | None = None,
+        recipe: Quantised | None = None,
         batch_invariant: bool = False,
         out: torch.Tensor | None = None,
         workspace: torch.Tensor | None = None,
@@ -181,8 +183,14 @@ class MoeExperts(Protocol):
 
         `scales` for weights in float8_e4m3fn or float8_e4m3fnuz: float32, one per row, [E, 2I, 1]
         and [E, H, 1], or one per 128 x 128, [E, ceil(2I / 128), ceil(H / 128)] and
-        [E, ceil(H / 128), ceil(I / 128)], contiguous. A weight is code * scale; x and what SwiGLU
-        gives are not quantised. Without scales the weights have x's dtype.
+        [E, ceil(H / 128), ceil(I / 128)], contiguous. A weight is code * scale. Without scales the
+        weights have x's dtype.
+
+        `recipe`, given with scales, also encodes what is multiplied with the weights: x, and what
+        SwiGLU gives in x's dtype, as `QuantiseActivation` does. Its codes are of the weights' type,
+        its scales float32, per token where the weights have one per row, else per 1x128. Codes then
+        multiply codes, as in `LinearQuantised`; a backend refuses it where no hardware does.
+        Without it nothing but weights is quantised.
 
         `batch_invariant`: a token's result has the same bits whatever else is in the step.
         `workspace` uint8, at least `workspace_bytes(w13, k, T, x's dtype)`, aligned to 16 bytes; if

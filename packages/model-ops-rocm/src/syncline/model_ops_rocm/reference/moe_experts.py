@@ -16,8 +16,11 @@ from syncline.model_ops_rocm.arguments.moe import (
     check_moe_experts,
     is_per_row,
 )
+from syncline.model_ops_rocm.formats.quantised import Quantised
+from syncline.model_ops_rocm.formats.recipes import WEIGHT, WEIGHT_SCALE
 from syncline.model_ops_rocm.layouts import WeightLayout
 from syncline.model_ops_rocm.reference.activation import silu_and_mul
+from syncline.model_ops_rocm.reference.fused import quantise_activation
 from syncline.model_ops_rocm.reference.moe_routing import moe_combine, require_ids
 from syncline.model_ops_rocm.reference.tiles import linear_in_tiles
 
@@ -46,15 +49,18 @@ class TorchMoeExperts:
         *,
         layout: WeightLayout,
         scales: tuple[torch.Tensor, torch.Tensor] | None = None,
+        recipe: Quantised | None = None,
         batch_invariant: bool = False,
         out: torch.Tensor | None = None,
         workspace: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        shapes = check_moe_experts(x_TH, (w13, w2), (weights_TK, ids_TK), layout, scales, out)
+        routing = (weights_TK, ids_TK)
+        shapes = check_moe_experts(x_TH, (w13, w2), routing, layout, (scales, recipe), out)
         require_ids(MOE_EXPERTS, ids_TK, shapes.num_experts)
         y = x_TH.new_zeros((shapes.num_pairs, shapes.hidden))
-        project = _project_in_tiles if batch_invariant else _project
+        project = linear_in_tiles if batch_invariant else nn_functional.linear
         ids = ids_TK.flatten()
+        source = _as_multiplied(x_TH, recipe)
         for expert in torch.unique(ids).tolist():
             if not 0 <= expert < shapes.num_experts:
                 continue
@@ -63,8 +69,9 @@ class TorchMoeExperts:
                 _logical(weight[expert], layout, None if scales is None else scale[expert])
                 for weight, scale in zip((w13, w2), scales or (w13, w2), strict=True)
             )
-            activated = silu_and_mul(project(x_TH[pairs // shapes.top_k], up))
-            y[pairs] = project(activated, down)
+            gate_up = project(source[pairs // shapes.top_k], up).to(x_TH.dtype)
+            activated = _as_multiplied(silu_and_mul(gate_up), recipe)
+            y[pairs] = project(activated, down).to(x_TH.dtype)
         is_kept = (ids_TK >= 0) & (ids_TK < shapes.num_experts)
         numbers = torch.arange(shapes.num_pairs, dtype=torch.int32, device=x_TH.device)
         places = numbers.view(ids_TK.shape).masked_fill(~is_kept, -1)
@@ -84,9 +91,9 @@ def _logical(
     return weight * spread[: weight.shape[0], : weight.shape[1]]
 
 
-def _project(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    return nn_functional.linear(x.float(), weight).to(x.dtype)
-
-
-def _project_in_tiles(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    return linear_in_tiles(x.float(), weight).to(x.dtype)
+def _as_multiplied(x: torch.Tensor, recipe: Quantised | None) -> torch.Tensor:
+    """x in float32; what its codes say, if it has some."""
+    if recipe is None:
+        return x.float()
+    codes, scales = quantise_activation(x, recipe)
+    return recipe.decode({WEIGHT: codes, WEIGHT_SCALE: scales})

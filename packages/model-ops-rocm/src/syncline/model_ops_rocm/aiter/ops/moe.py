@@ -22,6 +22,7 @@ from syncline.model_ops_rocm.arguments.moe import (
 from syncline.model_ops_rocm.checks import refuse
 from syncline.model_ops_rocm.contracts.moe import ExpertMap
 from syncline.model_ops_rocm.errors import LayoutError
+from syncline.model_ops_rocm.formats.quantised import Quantised
 from syncline.model_ops_rocm.layouts import Shuffle16x16, WeightLayout
 
 _SHUFFLED: Final = Shuffle16x16()
@@ -109,6 +110,7 @@ class AiterMoeExperts(AiterOp):
         *,
         layout: WeightLayout,
         scales: tuple[torch.Tensor, torch.Tensor] | None = None,
+        recipe: Quantised | None = None,
         batch_invariant: bool = False,
         out: torch.Tensor | None = None,
         workspace: torch.Tensor | None = None,
@@ -120,7 +122,8 @@ class AiterMoeExperts(AiterOp):
             raise LayoutError(
                 layout=layout.describe(), precondition=f"{MOE_EXPERTS} to take it", got=accepted
             )
-        check_moe_experts(x_TH, (w13, w2), (weights_TK, ids_TK), layout, scales, out)
+        routing = (weights_TK, ids_TK)
+        check_moe_experts(x_TH, (w13, w2), routing, layout, (scales, recipe), out)
         require_halves(MOE_EXPERTS, "x", x_TH)
         if scales is not None:
             limit = "be None for AITER, which would quantise the activations too"

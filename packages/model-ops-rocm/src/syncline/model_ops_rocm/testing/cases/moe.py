@@ -6,7 +6,9 @@ from typing import Final
 import torch
 
 from syncline.model_ops_rocm.contracts.moe import ExpertMap, SortedPairs, sorted_capacity
+from syncline.model_ops_rocm.formats.quantised import Quantised
 from syncline.model_ops_rocm.layouts import RowMajor, Shuffle16x16
+from syncline.model_ops_rocm.quant.scheme import CodeType, Granularity
 from syncline.model_ops_rocm.testing.parity import Arguments, Case, Maker
 
 TOLERANCES: Final[Mapping[tuple[str, torch.dtype], tuple[float, float]]] = {
@@ -180,9 +182,16 @@ def _experts(
 
 
 def _experts_fp8(
-    num_tokens: int, sizes: tuple[int, int, int, int], *, per_block: bool, shuffled: bool = False
+    num_tokens: int,
+    sizes: tuple[int, int, int, int],
+    *,
+    per_block: bool,
+    shuffled: bool = False,
+    encoded: bool = False,
+    invariant: bool = False,
 ) -> Case:
-    """Codes of e4m3fn, with scales of a size that makes weights as those of `experts_call`."""
+    """Codes of e4m3fn, with scales of a size that makes weights as those of `experts_call`; with
+    `encoded`, codes of x and of what SwiGLU gives, too."""
 
     def build(make: Maker) -> Arguments:
         num_experts, top_k, hidden, intermediate = sizes
@@ -199,10 +208,17 @@ def _experts_fp8(
             scales.append(((drawn * 0.2).exp() / 64.0).to(make.device))
         if shuffled:
             call["layout"] = Shuffle16x16()
-        return call | {"scales": tuple(scales)}
+        if encoded:
+            granularity = Granularity.BLOCK_1X128 if per_block else Granularity.TOKEN
+            call["recipe"] = Quantised(granularity=granularity, code=CodeType.E4M3FN)
+            ids = call["ids_TK"]
+            assert isinstance(ids, torch.Tensor)
+            ids.flatten()[2::7] = -1
+        return call | {"scales": tuple(scales), "batch_invariant": invariant}
 
     label = f"{num_tokens}x{sizes[1]}-of-{sizes[0]}-{sizes[2]}x{sizes[3]}-fp8"
     label += ("-per-block" if per_block else "-per-row") + ("-shuffled" if shuffled else "")
+    label += ("-encoded" if encoded else "") + ("-invariant" if invariant else "")
     return Case(op="moe_experts", label=label, build=build)
 
 
@@ -238,4 +254,8 @@ CASES: Final[tuple[Case, ...]] = (
     _experts(5, (4, 2, 48, 40), invariant=True),
     _experts_fp8(3, (4, 2, 160, 96), per_block=True),
     _experts_fp8(20, (3, 2, 64, 32), per_block=False, shuffled=True),
+    _experts_fp8(1, (4, 3, 160, 96), per_block=True, encoded=True),
+    _experts_fp8(20, (3, 2, 64, 160), per_block=True, shuffled=True, encoded=True),
+    _experts_fp8(7, (5, 2, 144, 40), per_block=False, encoded=True),
+    _experts_fp8(9, (3, 2, 136, 72), per_block=False, encoded=True, invariant=True),
 )

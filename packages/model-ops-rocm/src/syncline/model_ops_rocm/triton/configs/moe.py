@@ -3,7 +3,8 @@
 Buckets: experts, for routing and sorting; the width of a row, for the sum; for the projections the
 mean number of pairs of an expert, rounded up, so that most experts fill one block. Kinds of
 projections: `gate_up` and `down` in blocks of sorted pairs, `invariant` the same in one bucket,
-`direct` a pair at a time, with the number of pairs as bucket.
+`direct` a pair at a time, with the number of pairs as bucket, `codes` in blocks where codes
+multiply codes; there the widest bucket also serves batch-invariant calls.
 The rows of sm_90 for x in bfloat16 were chosen by measurement on an H200, with 128 experts, 8 of a
 token, 2,048 x 768; the others are guesses.
 """
@@ -25,6 +26,7 @@ GATE_UP: Final = "gate_up"
 DOWN: Final = "down"
 DIRECT: Final = "direct"
 INVARIANT: Final = "invariant"
+CODES: Final = "codes"
 MANY_PAIRS: Final = "many"  # of sorting
 # Rows of weights in fp8, of either kind, under an x of 2 bytes.
 FP8_ROWS: Final = torch.float8_e4m3fn
@@ -49,10 +51,9 @@ def _blocks(
     return LaunchConfig(num_warps=num_warps, num_stages=num_stages, constants=constants)
 
 
-def _vectors(n: int, k: int, *, num_warps: int, num_stages: int = 1) -> LaunchConfig:
-    """`num_stages` of gate and up alone."""
+def _vectors(n: int, k: int, *, num_warps: int) -> LaunchConfig:
     constants = {"BLOCK_N": n, "BLOCK_K": k}
-    return LaunchConfig(num_warps=num_warps, num_stages=num_stages, constants=constants)
+    return LaunchConfig(num_warps=num_warps, constants=constants, fuses_multiply_add=True)
 
 
 def _routing(arch: str, dtype: torch.dtype) -> Iterator[Row]:
@@ -83,14 +84,8 @@ _SM_90: Final[_Projections] = {
     },
     f"{GATE_UP}-{INVARIANT}": {ANY_WIDTH: _blocks(64, 64, 64)},
     f"{DOWN}-{INVARIANT}": {ANY_WIDTH: _blocks(64, 128, 64)},
-    f"{GATE_UP}-{DIRECT}": {
-        8: _vectors(8, 256, num_warps=4, num_stages=3),
-        ANY_WIDTH: _vectors(8, 256, num_warps=2, num_stages=3),
-    },
-    f"{DOWN}-{DIRECT}": {
-        8: _vectors(8, 128, num_warps=8),
-        ANY_WIDTH: _vectors(8, 64, num_warps=8),
-    },
+    f"{GATE_UP}-{DIRECT}": {ANY_WIDTH: _vectors(1, 2_048, num_warps=4)},
+    f"{DOWN}-{DIRECT}": {ANY_WIDTH: _vectors(1, 128, num_warps=2)},
 }
 _SM_90_FP8: Final[_Projections] = {
     GATE_UP: {
@@ -101,11 +96,21 @@ _SM_90_FP8: Final[_Projections] = {
         4: _blocks(16, 64, 128),
         ANY_WIDTH: _blocks(32, 128, 128),
     },
+    f"{GATE_UP}-{CODES}": {
+        4: _blocks(16, 64, 128, num_stages=5),
+        16: _blocks(32, 128, 128, num_warps=8),
+        ANY_WIDTH: _blocks(64, 64, 128, num_stages=4),
+    },
+    f"{DOWN}-{CODES}": {
+        4: _blocks(16, 64, 128),
+        16: _blocks(32, 128, 128, num_warps=8),
+        ANY_WIDTH: _blocks(64, 128, 128, num_stages=4),
+    },
     f"{GATE_UP}-{INVARIANT}": {ANY_WIDTH: _blocks(64, 64, 64)},
     f"{DOWN}-{INVARIANT}": {ANY_WIDTH: _blocks(64, 128, 64)},
     f"{GATE_UP}-{DIRECT}": {
-        8: _vectors(8, 128, num_warps=2, num_stages=3),
-        ANY_WIDTH: _vectors(8, 128, num_warps=2, num_stages=3),
+        8: _vectors(8, 128, num_warps=2),
+        ANY_WIDTH: _vectors(8, 128, num_warps=2),
     },
     f"{DOWN}-{DIRECT}": {
         8: _vectors(8, 128, num_warps=8),
@@ -129,9 +134,11 @@ _AMD: Final[_Projections] = {
 _AMD_FP8: Final[_Projections] = {
     GATE_UP: {ANY_WIDTH: _blocks(16, 64, 128, num_stages=2)},
     DOWN: {ANY_WIDTH: _blocks(16, 64, 128, num_stages=2)},
+    f"{GATE_UP}-{CODES}": {ANY_WIDTH: _blocks(16, 64, 128, num_stages=2)},
+    f"{DOWN}-{CODES}": {ANY_WIDTH: _blocks(16, 64, 128, num_stages=2)},
     f"{GATE_UP}-{INVARIANT}": {ANY_WIDTH: _blocks(32, 64, 64, num_stages=2)},
     f"{DOWN}-{INVARIANT}": {ANY_WIDTH: _blocks(32, 64, 64, num_stages=2)},
-    f"{GATE_UP}-{DIRECT}": {ANY_WIDTH: _vectors(16, 128, num_warps=4)},
+    f"{GATE_UP}-{DIRECT}": {ANY_WIDTH: _vectors(16, 128, num_warps=2)},
     f"{DOWN}-{DIRECT}": {ANY_WIDTH: _vectors(8, 128, num_warps=4)},
 }
 

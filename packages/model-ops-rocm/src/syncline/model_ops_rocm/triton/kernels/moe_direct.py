@@ -1,15 +1,35 @@
 """Mixture of experts of a few tokens: products of a matrix and one vector, for each pair.
 
 Nothing is sorted. No matrix instruction would be a sixteenth full, so threads multiply and add,
-each its own columns, and add up at the end. What one step loads is in flight while the step before
-is computed.
+each its own columns, and add up at the end. A thread adds up the columns of its own 16 bytes at
+once, which leaves registers for loads; the next piece of the rows is asked for before this one is
+multiplied.
 """
 
 import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from syncline.model_ops_rocm.triton.kernels.moe_experts import scale_at, weight_at
+from syncline.model_ops_rocm.triton.kernels.moe_experts import activated_of, scale_at, weight_at
+
+
+@triton.jit
+def _piece(at, mask, EVEN: tl.constexpr):
+    """Weights, which are read once and need not stay in the cache."""
+    if EVEN:
+        piece = tl.load(at, eviction_policy="evict_first")
+    else:
+        piece = tl.load(at, mask=mask, other=0.0, eviction_policy="evict_first")
+    return piece
+
+
+@triton.jit
+def _in_runs(weight, x, RUN: tl.constexpr):
+    """[N, K // RUN] sums of weight [N, K] times x [K], each of RUN columns that lie together."""
+    BLOCK_N: tl.constexpr = weight.shape[0]
+    BLOCK_K: tl.constexpr = weight.shape[1]
+    products = weight.to(tl.float32) * x[None, :]
+    return tl.sum(products.reshape(BLOCK_N, BLOCK_K // RUN, RUN), axis=2)
 
 
 @triton.jit
@@ -30,8 +50,10 @@ def direct_gate_up_kernel(  # noqa: PLR0915 - a kernel is one body
     OVERLAP: tl.constexpr,  # CUDA: launched while the kernel before it ends
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
-    STAGES: tl.constexpr,
 ):
+    RUN: tl.constexpr = 128 // weight_ptr.dtype.element_ty.primitive_bitwidth
+    EVEN: tl.constexpr = INTERMEDIATE % BLOCK_N == 0 and HIDDEN % BLOCK_K == 0
+    NUM_PIECES: tl.constexpr = (HIDDEN + BLOCK_K - 1) // BLOCK_K
     if OVERLAP:
         # In this order: the next kernel reads ids before it waits in turn.
         gdc_wait()
@@ -41,44 +63,48 @@ def direct_gate_up_kernel(  # noqa: PLR0915 - a kernel is one body
     if (expert >= 0) & (expert < NUM_EXPERTS):
         rows = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
         is_row = rows < INTERMEDIATE
+        columns = tl.arange(0, BLOCK_K)
+        mask = is_row[:, None] & (columns < HIDDEN)[None, :]
         x_ptr += (pair // TOP_K) * x_token
         weight_ptr += expert * (2 * INTERMEDIATE * HIDDEN)
+        next_gate = _piece(weight_ptr + weight_at(rows, columns, HIDDEN, CHUNK), mask, EVEN)
+        at = weight_at(INTERMEDIATE + rows, columns, HIDDEN, CHUNK)
+        next_up = _piece(weight_ptr + at, mask, EVEN)
         if SCALE == 1:
             scale_ptr += expert * (2 * INTERMEDIATE)
         elif SCALE > 1:
             scale_ptr += expert * (
                 ((2 * INTERMEDIATE + SCALE - 1) // SCALE) * ((HIDDEN + SCALE - 1) // SCALE)
             )
-        gates = tl.zeros([BLOCK_N, BLOCK_K], dtype=tl.float32)
-        ups = tl.zeros([BLOCK_N, BLOCK_K], dtype=tl.float32)
-        for start in tl.range(0, HIDDEN, BLOCK_K, num_stages=STAGES):
+        gates = tl.zeros([BLOCK_N, BLOCK_K // RUN], dtype=tl.float32)
+        ups = tl.zeros([BLOCK_N, BLOCK_K // RUN], dtype=tl.float32)
+        for number in tl.static_range(NUM_PIECES):
+            start = number * BLOCK_K
             columns = start + tl.arange(0, BLOCK_K)
-            is_column = columns < HIDDEN
-            mask = is_row[:, None]
-            if HIDDEN % BLOCK_K != 0:
-                mask &= is_column[None, :]
-            at = weight_at(rows, columns, HIDDEN, CHUNK)
-            up_at = weight_at(INTERMEDIATE + rows, columns, HIDDEN, CHUNK)
-            gate = tl.load(weight_ptr + at, mask=mask, other=0.0).to(tl.float32)
-            up = tl.load(weight_ptr + up_at, mask=mask, other=0.0).to(tl.float32)
-            x = tl.load(x_ptr + columns * x_last, mask=is_column, other=0.0).to(tl.float32)
+            x = tl.load(x_ptr + columns * x_last, mask=columns < HIDDEN, other=0.0).to(tl.float32)
+            gate, up = next_gate, next_up
+            if number + 1 < NUM_PIECES:
+                columns += BLOCK_K
+                mask = is_row[:, None] & (columns < HIDDEN)[None, :]
+                at = weight_at(rows, columns, HIDDEN, CHUNK)
+                next_gate = _piece(weight_ptr + at, mask, EVEN)
+                at = weight_at(INTERMEDIATE + rows, columns, HIDDEN, CHUNK)
+                next_up = _piece(weight_ptr + at, mask, EVEN)
+            gate, up = _in_runs(gate, x, RUN), _in_runs(up, x, RUN)
             if SCALE > 1:
                 gate *= scale_at(scale_ptr, rows, start, 2 * INTERMEDIATE, HIDDEN, SCALE)[:, None]
                 up *= scale_at(
                     scale_ptr, INTERMEDIATE + rows, start, 2 * INTERMEDIATE, HIDDEN, SCALE
                 )[:, None]
-            gates = tl.fma(gate, tl.broadcast_to(x[None, :], [BLOCK_N, BLOCK_K]), gates)
-            ups = tl.fma(up, tl.broadcast_to(x[None, :], [BLOCK_N, BLOCK_K]), ups)
+            gates += gate
+            ups += up
         gate = tl.sum(gates, axis=1)
         up = tl.sum(ups, axis=1)
         if SCALE == 1:
             gate *= tl.load(scale_ptr + rows, mask=is_row, other=0.0)
             up *= tl.load(scale_ptr + INTERMEDIATE + rows, mask=is_row, other=0.0)
-        dtype = activated_ptr.dtype.element_ty
-        gate = gate.to(dtype).to(tl.float32)
-        activated = tl.div_rn(gate, 1.0 + tl.exp(-gate)).to(dtype).to(tl.float32)
-        activated *= up.to(dtype).to(tl.float32)
-        tl.store(activated_ptr + pair * INTERMEDIATE + rows, activated.to(dtype), mask=is_row)
+        activated = activated_of(gate, up, activated_ptr.dtype.element_ty)
+        tl.store(activated_ptr + pair * INTERMEDIATE + rows, activated, mask=is_row)
 
 
 @triton.jit
@@ -103,6 +129,8 @@ def direct_down_kernel(  # noqa: PLR0915 - a kernel is one body
     BLOCK_K: tl.constexpr,
 ):
     # BLOCK_N results of one token, all of its experts at once: the sum needs no other launch.
+    RUN: tl.constexpr = 128 // weight_ptr.dtype.element_ty.primitive_bitwidth
+    NUM_PIECES: tl.constexpr = (INTERMEDIATE + BLOCK_K - 1) // BLOCK_K
     SHARED: tl.constexpr = SCALE if SCALE > 0 else 1
     SCALES: tl.constexpr = ((HIDDEN + SHARED - 1) // SHARED) * (
         (INTERMEDIATE + SHARED - 1) // SHARED
@@ -121,32 +149,31 @@ def direct_down_kernel(  # noqa: PLR0915 - a kernel is one body
     columns = tl.arange(0, BLOCK_K)
     at = weight_at(rows, columns, INTERMEDIATE, CHUNK)[None, :, :]
     mask = has_weight & (columns < INTERMEDIATE)[None, None, :]
-    weight = tl.load(matrices + at, mask=mask, other=0.0)
+    next_weight = _piece(matrices + at, mask, False)
     if OVERLAP:
         # Up to here nothing was read that the kernel before writes; it has waited for the others.
         gdc_wait()
-    in_mask = is_kept[:, None] & (columns < INTERMEDIATE)[None, :]
-    activated = tl.load(inputs + columns[None, :], mask=in_mask, other=0.0)
-    sums = tl.zeros([BLOCK_SLOTS, BLOCK_N, BLOCK_K], dtype=tl.float32)
-    for start in range(0, INTERMEDIATE, BLOCK_K):
-        columns = start + BLOCK_K + tl.arange(0, BLOCK_K)
-        is_column = columns < INTERMEDIATE
-        at = weight_at(rows, columns, INTERMEDIATE, CHUNK)[None, :, :]
-        mask = has_weight & is_column[None, None, :]
-        next_weight = tl.load(matrices + at, mask=mask, other=0.0)
-        in_mask = is_kept[:, None] & is_column[None, :]
-        next_activated = tl.load(inputs + columns[None, :], mask=in_mask, other=0.0)
-        factor = weight.to(tl.float32)
+        gdc_launch_dependents()
+    sums = tl.zeros([BLOCK_SLOTS, BLOCK_N, BLOCK_K // RUN], dtype=tl.float32)
+    for number in tl.static_range(NUM_PIECES):
+        start = number * BLOCK_K
+        columns = start + tl.arange(0, BLOCK_K)
+        in_mask = is_kept[:, None] & (columns < INTERMEDIATE)[None, :]
+        activated = tl.load(inputs + columns[None, :], mask=in_mask, other=0.0)
+        weight = next_weight
+        if number + 1 < NUM_PIECES:
+            columns += BLOCK_K
+            at = weight_at(rows, columns, INTERMEDIATE, CHUNK)[None, :, :]
+            mask = has_weight & (columns < INTERMEDIATE)[None, None, :]
+            next_weight = _piece(matrices + at, mask, False)
+        products = weight.to(tl.float32) * activated.to(tl.float32)[:, None, :]
+        part = tl.sum(products.reshape(BLOCK_SLOTS, BLOCK_N, BLOCK_K // RUN, RUN), axis=3)
         if SCALE > 1:
             of_rows = (rows // SCALE) * ((INTERMEDIATE + SCALE - 1) // SCALE) + start // SCALE
             scales = scale_ptr + experts[:, None] * SCALES + of_rows[None, :]
             scale = tl.load(scales, mask=is_kept[:, None] & is_row[None, :], other=0.0)
-            factor *= scale[:, :, None]
-        wide = tl.broadcast_to(
-            activated.to(tl.float32)[:, None, :], [BLOCK_SLOTS, BLOCK_N, BLOCK_K]
-        )
-        sums = tl.fma(factor, wide, sums)
-        weight, activated = next_weight, next_activated
+            part *= scale[:, :, None]
+        sums += part
     y = tl.sum(sums, axis=2)
     if SCALE == 1:
         scales = scale_ptr + experts[:, None] * HIDDEN + rows[None, :]

@@ -20,13 +20,22 @@ def weight_at(rows, columns, WIDTH: tl.constexpr, CHUNK: tl.constexpr):
 
 
 @triton.jit
-def _tile_of(num_tiles, num_blocks, GROUP_BLOCKS: tl.constexpr):
+def tile_of(num_tiles, num_blocks, GROUP_BLOCKS: tl.constexpr):
     """(tile, block) of this program: tiles of GROUP_BLOCKS blocks run side by side."""
     program = tl.program_id(0)
     in_group = GROUP_BLOCKS * num_tiles
     first = (program // in_group) * GROUP_BLOCKS
     size = tl.minimum(num_blocks - first, GROUP_BLOCKS)
     return (program % in_group) // size, first + (program % in_group) % size
+
+
+@triton.jit
+def activated_of(gate, up, dtype: tl.constexpr):
+    """silu(gate) * up of float32 sums, every step rounded to `dtype`."""
+    gate = gate.to(dtype).to(tl.float32)
+    # exp overflows to inf for a very negative gate, and gate / inf = 0.
+    activated = tl.div_rn(gate, 1.0 + tl.exp(-gate)).to(dtype).to(tl.float32)
+    return (activated * up.to(dtype).to(tl.float32)).to(dtype)
 
 
 @triton.jit
@@ -65,7 +74,7 @@ def gate_up_kernel(  # noqa: PLR0915 - a kernel is one body
     GROUP_BLOCKS: tl.constexpr,
 ):
     TILES: tl.constexpr = (INTERMEDIATE + BLOCK_N - 1) // BLOCK_N
-    tile, block = _tile_of(TILES, num_blocks, GROUP_BLOCKS)
+    tile, block = tile_of(TILES, num_blocks, GROUP_BLOCKS)
     expert = tl.load(experts_ptr + block)
     if (expert >= 0) & (expert < NUM_EXPERTS):
         pairs = tl.load(pairs_ptr + block * BLOCK_M + tl.arange(0, BLOCK_M))
@@ -108,14 +117,9 @@ def gate_up_kernel(  # noqa: PLR0915 - a kernel is one body
         if SCALE == 1:
             gate *= tl.load(scale_ptr + rows, mask=is_row, other=0.0)[None, :]
             up *= tl.load(scale_ptr + INTERMEDIATE + rows, mask=is_row, other=0.0)[None, :]
-        dtype = activated_ptr.dtype.element_ty
-        gate = gate.to(dtype).to(tl.float32)
-        # exp overflows to inf for a very negative gate, and gate / inf = 0.
-        activated = tl.div_rn(gate, 1.0 + tl.exp(-gate)).to(dtype).to(tl.float32)
-        activated *= up.to(dtype).to(tl.float32)
+        activated = activated_of(gate, up, activated_ptr.dtype.element_ty)
         at = pairs.to(tl.int64)[:, None] * INTERMEDIATE + rows[None, :]
-        mask = is_pair[:, None] & is_row[None, :]
-        tl.store(activated_ptr + at, activated.to(dtype), mask=mask)
+        tl.store(activated_ptr + at, activated, mask=is_pair[:, None] & is_row[None, :])
 
 
 @triton.jit(do_not_specialize=["num_pairs", "num_blocks"])
@@ -139,7 +143,7 @@ def down_kernel(
     GROUP_BLOCKS: tl.constexpr,
 ):
     TILES: tl.constexpr = (HIDDEN + BLOCK_N - 1) // BLOCK_N
-    tile, block = _tile_of(TILES, num_blocks, GROUP_BLOCKS)
+    tile, block = tile_of(TILES, num_blocks, GROUP_BLOCKS)
     expert = tl.load(experts_ptr + block)
     if (expert >= 0) & (expert < NUM_EXPERTS):
         pairs = tl.load(pairs_ptr + block * BLOCK_M + tl.arange(0, BLOCK_M))
