@@ -32,16 +32,27 @@ class Machine:
         size = 8_192
         return cls(
             name=torch.cuda.get_device_name(),
-            copy_bytes_per_s=2 * 2**30 / _copy_seconds(2**30),
+            copy_bytes_per_s=2**31 / copy_seconds(2**31),
             matmul_flop_per_s=2 * size**3 / _matmul_seconds(size),
         )
 
 
-def _copy_seconds(num_bytes: int) -> float:
-    """By a kernel: in a graph a plain copy is left to the copy engines, which are slower."""
-    source = torch.randint(-(2**31), 2**31 - 1, (num_bytes // 4,), dtype=torch.int32, device="cuda")
+def copy_seconds(num_bytes: int) -> float:
+    """Of a node that reads half of the bytes and writes the other half, each node its own.
+
+    By a kernel: in a graph a plain copy is left to the copy engines, which are slower.
+    """
+    num_calls = max(num_operands(num_bytes), 8)
+    size = num_bytes // 8
+    shape = (min(num_calls, max(BYTES_TO_CYCLE // num_bytes, 1)), size)
+    source = torch.randint(-(2**31), 2**31 - 1, shape, dtype=torch.int32, device="cuda")
     target = torch.empty_like(source)
-    return node_seconds([lambda: torch.bitwise_not(source, out=target)] * 8)
+    return node_seconds(
+        [
+            lambda row=number % shape[0]: torch.bitwise_not(source[row], out=target[row])  # type: ignore[misc]  # a default binds the row
+            for number in range(num_calls)
+        ]
+    )
 
 
 def _matmul_seconds(size: int) -> float:

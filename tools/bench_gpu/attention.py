@@ -9,7 +9,7 @@ from typing import Final
 
 import torch
 import torch.nn.functional as F
-from gpu_timing import Machine, Row, node_seconds, num_operands
+from gpu_timing import Machine, Row, copy_seconds, node_seconds, num_operands
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from syncline.model_ops_rocm import AttentionMetadata, detect_arch, select
@@ -18,6 +18,7 @@ from syncline.model_ops_rocm.kv import KVLayout, KVOrder, KVScale
 HEAD_DIM: Final = 128
 BLOCK_SIZE: Final = 64
 SCALE: Final = HEAD_DIM**-0.5
+_FEW_BYTES: Final = 2**25  # so few that a copy of them does not reach the copy rate either
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,7 +84,9 @@ def rows(machine: Machine, *, quick: bool) -> Iterator[Row]:
     yield from _prefill(machine, invariant, None)
 
 
-def _call(shape: Shape, seed: int, workspace: torch.Tensor) -> Callable[[], object]:
+def _call(
+    shape: Shape, seed: int, workspace: torch.Tensor, counters: torch.Tensor | None = None
+) -> Callable[[], object]:
     """One call with its own pool."""
     op = select("paged_attention", backend="triton", arch=detect_arch(), dtype=torch.bfloat16)
     make = torch.Generator(device="cuda").manual_seed(seed)
@@ -128,12 +131,19 @@ def _call(shape: Shape, seed: int, workspace: torch.Tensor) -> Callable[[], obje
         batch_invariant=shape.batch_invariant,
         out=out,
         workspace=workspace,
+        counters=counters,
     )
 
 
 def _decode(machine: Machine, shape: Shape, target: float | None) -> Row:
     workspace = torch.empty(2**26, dtype=torch.uint8, device="cuda")
-    calls = [_call(shape, seed, workspace) for seed in range(num_operands(shape.kv_bytes))]
+    counters = torch.zeros(2**12, dtype=torch.int32, device="cuda")
+    calls = [
+        _call(shape, seed, workspace, counters) for seed in range(num_operands(shape.kv_bytes))
+    ]
+    note = ""
+    if shape.kv_bytes <= _FEW_BYTES:
+        note = f"a copy that moves as many bytes takes {copy_seconds(shape.kv_bytes) * 1e6:.1f} us"
     return Row(
         op="decode attention",
         shape=shape.name,
@@ -141,6 +151,7 @@ def _decode(machine: Machine, shape: Shape, target: float | None) -> Row:
         seconds=node_seconds(calls),
         floor_s=shape.kv_bytes / machine.copy_bytes_per_s,
         target=target,
+        note=note,
     )
 
 

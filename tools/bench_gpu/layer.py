@@ -182,7 +182,8 @@ class Layer:
         self._q, self._attended = random(2, 1, model.num_heads, model.head_dim).unbind()
         shape = (_NUM_BLOCKS, model.num_kv_heads, LAYOUT.kernel_block_size, model.head_dim)
         self._caches = random(*shape), random(*shape)
-        self._work = workspace_of(self._attend, self._q, self._caches[0], step.meta, layout=LAYOUT)
+        sizes = (self._attend, self._q, self._caches[0], step.meta)
+        self._work = workspace_of(*sizes, layout=LAYOUT) | counters_of(*sizes, layout=LAYOUT)
 
     def __call__(self, x_TH: torch.Tensor, residual_TH: torch.Tensor) -> torch.Tensor:
         """What is to be added to the residual."""
@@ -286,6 +287,12 @@ def workspace_of(op: Op, *shapes: object, **layouts: object) -> dict[str, torch.
     """The keyword of an op that has a workspace."""
     num_bytes = cast(Any, op).workspace_bytes(*shapes, **layouts)
     return {"workspace": torch.empty(num_bytes, dtype=torch.uint8, device="cuda")}
+
+
+def counters_of(op: Op, *shapes: object, **layouts: object) -> dict[str, torch.Tensor]:
+    """The keyword of an op that merges the parts of a result in the launch that computes them."""
+    size = cast(Any, op).counters_size(*shapes, **layouts)
+    return {"counters": torch.zeros(size, dtype=torch.int32, device="cuda")}
 
 
 def is_there(op: str, backend: str) -> bool:

@@ -18,9 +18,14 @@ ALL = KVSupport(op="kv_write", backend="torch")
 def test_the_torch_ops_agree_on_every_layout() -> None:
     supports = [
         select("kv_write", dtype=torch.float32).kv_support,
+        select("qk_norm_rope_kv_write", dtype=torch.float32).kv_support,
         select("paged_attention", dtype=torch.float32).kv_support,
     ]
-    assert [support.op for support in supports] == ["kv_write", "paged_attention"]
+    assert [support.op for support in supports] == [
+        "kv_write",
+        "qk_norm_rope_kv_write",
+        "paged_attention",
+    ]
     for order in KVOrder:
         require_agreement(
             KVLayout(order=order, dtype=torch.float32, kernel_block_size=8), 24, supports

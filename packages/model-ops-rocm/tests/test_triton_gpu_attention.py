@@ -2,10 +2,11 @@
 
 Mutants these tests kill: a tile too many or too few at a block's edge; block offsets in 32 bits;
 parts that a split did not write; a lone program that reads past its row's table; a token whose
-tile depends on where its chunk starts.
+tile depends on where its chunk starts; a part that is merged before it is seen.
 """
 
 from collections.abc import Sequence as SequenceABC
+from dataclasses import replace
 from typing import cast
 
 import pytest
@@ -20,6 +21,7 @@ from syncline.model_ops_rocm import (
     select,
 )
 from syncline.model_ops_rocm.testing import PagedKV, make_paged_kv
+from syncline.model_ops_rocm.testing.bits import flat_bits
 from syncline.model_ops_rocm.triton import sealed
 
 pytestmark = pytest.mark.gpu
@@ -122,6 +124,61 @@ def test_130_pages_with_a_partial_last_one_split_and_whole(num_rows: int) -> Non
     lengths = [129 * 64 + 1 + row for row in range(num_rows)]
     kv = make_paged_kv(lengths, (2, 64, 128), dtype=torch.bfloat16)
     check(kv, [1] * num_rows, num_rows, 8)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize(
+    "lengths", [[512] * 8, [512, 1, 0, 300, 64, 65, 511, 63], [2_048]], ids=str
+)
+def test_parts_merged_in_their_launch_have_the_bits_of_those_merged_after_it(
+    lengths: list[int], dtype: torch.dtype
+) -> None:
+    num_rows, num_heads = len(lengths), 32
+    kv = make_paged_kv(lengths, (8, 64, 128), dtype=dtype)
+    k_cache, v_cache, meta = on_gpu(kv, [1] * num_rows, num_rows)
+    q = torch.randn(num_rows, num_heads, 128, dtype=dtype, device="cuda")
+    attend = op(dtype)
+    counters = torch.zeros(attend.counters_size(q, k_cache, meta), dtype=torch.int32, device="cuda")
+    out, lse = torch.empty_like(q), torch.zeros(num_rows, num_heads, device="cuda")
+    num_bytes = attend.workspace_bytes(q, k_cache, meta)
+    workspace = torch.empty(num_bytes, dtype=torch.uint8, device="cuda")
+    assert num_bytes and counters.numel()
+
+    def run(counters: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
+        workspace.fill_(0xFF)
+        attend(
+            *(q, k_cache, v_cache, meta),
+            scale=SCALE,
+            out=out,
+            lse_TN=lse,
+            workspace=workspace,
+            counters=counters,
+        )
+        return flat_bits(out).clone(), flat_bits(lse).clone()
+
+    expected = run(None)
+    for _ in range(200):
+        got = run(counters)
+        assert all(torch.equal(one, other) for one, other in zip(got, expected, strict=True))
+    assert not counters.any()
+
+
+def test_a_length_beyond_its_table_makes_nan_and_reads_nothing_beyond() -> None:
+    dtype = torch.bfloat16
+    kv = make_paged_kv([64, 64, 700, 64], (2, 64, 64), dtype=dtype)
+    k_cache, v_cache, meta = on_gpu(kv, [1, 1, 1, 2], 3)
+    # Beyond the last row's entries lies what no block id is.
+    wide = torch.full((5, meta.block_tables.shape[1]), 2**30, dtype=torch.int32, device="cuda")
+    wide[:4] = meta.block_tables
+    lengths = meta.seq_lens.clone()
+    lengths[1], lengths[3] = 100_000, 64 * wide.shape[1] + 1
+    q = torch.randn(5, 4, 64, dtype=dtype, device="cuda")
+    right = op(dtype)(q, k_cache, v_cache, meta, scale=SCALE)
+    wrong = replace(meta, seq_lens=lengths, block_tables=wide[:4])
+    wrong.block_tables[1], wrong.block_tables[3] = 0, 0
+    got = op(dtype)(q, k_cache, v_cache, wrong, scale=SCALE)
+    assert torch.equal(got[::2][:2], right[::2][:2])
+    assert got[1].isnan().all() and got[3:].isnan().all()
 
 
 def test_a_pool_of_more_than_2_31_elements_is_read_at_its_end() -> None:

@@ -1,16 +1,24 @@
 """Paged attention by Triton, interpreted: lengths around edges, its workspace, what it refuses.
 
 Mutants these tests kill: a split whose tiles overlap another's, or that leaves one out; a part
-that is merged though nothing wrote it; a workspace counted too small.
+that is merged though nothing wrote it; a workspace or counters counted too small; parts merged in
+the launch in another order than by one of its own; a counter that stays where it was.
 """
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import cast
 
 import pytest
 import torch
 
-from syncline.model_ops_rocm import KVWrite, LayoutError, PagedAttention, select
+from syncline.model_ops_rocm import (
+    KVWrite,
+    LayoutError,
+    PagedAttention,
+    QKNormRopeKVWrite,
+    select,
+)
 from syncline.model_ops_rocm.kv import KVLayout, KVOrder, KVScale, require_agreement
 from syncline.model_ops_rocm.testing import (
     PagedKV,
@@ -18,6 +26,7 @@ from syncline.model_ops_rocm.testing import (
     make_paged_kv,
     naive_states,
 )
+from syncline.model_ops_rocm.testing.bits import flat_bits
 
 pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning")
 SCALE = 0.3
@@ -53,6 +62,7 @@ def decoded(
         lse_TN=lse,
         workspace=workspace,
     )
+    _check_merged(attend, kv, q, window, num_bytes, (out, lse))
     if num_bytes and len(lengths) == 1:
         with pytest.raises(ValueError, match=rf"workspace must be .* at least {num_bytes} entr"):
             attend(
@@ -70,6 +80,78 @@ def decoded(
         torch.testing.assert_close(out[row].double(), want, rtol=0.0, atol=tolerance)
         torch.testing.assert_close(lse[row].double(), want_lse.double(), rtol=0.0, atol=tolerance)
     return out, workspace
+
+
+def _check_merged(
+    attend: PagedAttention,
+    kv: PagedKV,
+    q: torch.Tensor,
+    window: int | None,
+    num_bytes: int,
+    expected: tuple[torch.Tensor, torch.Tensor],
+) -> None:
+    """With just the counters that it asks for, the same bits, and the counters are left zero."""
+    lengths = [len(keys) for keys in kv.keys]
+    meta = make_metadata(
+        [1] * len(lengths),
+        lengths,
+        kv.block_tables,
+        num_decode_rows=len(lengths),
+        with_lists=False,
+    )
+    counters = torch.zeros(attend.counters_size(q, kv.k_cache, meta), dtype=torch.int32)
+    assert bool(num_bytes) == (counters.numel() > 0)
+    out, lse = torch.full_like(expected[0], float("nan")), torch.empty_like(expected[1])
+    attend(
+        *(q, kv.k_cache, kv.v_cache, meta),
+        scale=SCALE,
+        window=window,
+        out=out,
+        lse_TN=lse,
+        workspace=torch.full((num_bytes,), 0xFF, dtype=torch.uint8),
+        counters=counters,
+    )
+    assert torch.equal(flat_bits(out), flat_bits(expected[0]))
+    assert torch.equal(flat_bits(lse), flat_bits(expected[1]))
+    assert not counters.any()
+    if counters.numel() and len(lengths) == 1:
+        for wrong in (counters[:-1], counters.long(), counters[None]):
+            with pytest.raises(ValueError, match="counters must be contiguous int32 with at least"):
+                attend(*(q, kv.k_cache, kv.v_cache, meta), scale=SCALE, counters=wrong)
+
+
+@pytest.mark.parametrize("astray", [-7, 1_000])
+def test_counters_that_were_not_zero_make_nan_and_no_number(
+    attend: PagedAttention, astray: int
+) -> None:
+    kv = make_paged_kv([600, 300], (1, 16, 16), dtype=torch.float16)
+    meta = make_metadata([1, 1], [600, 300], kv.block_tables, num_decode_rows=2, with_lists=False)
+    q = torch.randn(2, 3, 16).half()
+    counters = torch.tensor([astray, 0], dtype=torch.int32)
+    lse = torch.zeros(2, 3)
+    arguments = (q, kv.k_cache, kv.v_cache, meta)
+    out = attend(*arguments, scale=SCALE, lse_TN=lse, counters=counters)
+    assert out[0].isnan().all() and lse[0].isnan().all()
+    assert torch.equal(out[1], attend(*arguments, scale=SCALE)[1])
+
+
+@pytest.mark.parametrize("with_lists", [False, True])
+def test_a_length_that_the_table_cannot_hold_is_refused(
+    attend: PagedAttention, with_lists: bool
+) -> None:
+    reference = select("paged_attention", dtype=torch.float32)
+    kv = make_paged_kv([20, 33], (1, 16, 16))
+    room = kv.block_tables.shape[1] * 16
+    for length, most in ((room + 1, None), (-1, None), (33, 32)):
+        meta = make_metadata(
+            [1, 1], [20, length], kv.block_tables, num_decode_rows=2, with_lists=with_lists
+        )
+        meta = replace(meta, max_seq_len=most)
+        for op in (reference, attend):
+            with pytest.raises(
+                ValueError, match=rf"meta.seq_len.* must be in \[0, {most or room}\]"
+            ):
+                op(torch.zeros(2, 2, 16), kv.k_cache, kv.v_cache, meta, scale=SCALE)
 
 
 @pytest.mark.parametrize("block_size", [24, 128])
@@ -131,7 +213,8 @@ def test_what_only_this_backend_refuses_is_named(
         order=KVOrder.HND, dtype=torch.float8_e4m3fn, kernel_block_size=8, scale=KVScale.HEAD
     )
     write = cast(KVWrite, kernels["kv_write"])
-    supports = [write.kv_support, attend.kv_support]
+    heads = cast(QKNormRopeKVWrite, kernels["qk_norm_rope_kv_write"])
+    supports = [write.kv_support, heads.kv_support, attend.kv_support]
     with pytest.raises(LayoutError, match=r"16 to 256 \(paged_attention of backend 'triton'\)"):
         require_agreement(layout, 64, supports)
 

@@ -11,8 +11,8 @@ from syncline.model_ops_rocm.kv import KVLayout, KVOrder, KVPool, KVScale
 from syncline.model_ops_rocm.quant import CodeType, E8m0Mode, Granularity, ScaleType
 from syncline.model_ops_rocm.testing.bits import flat_bits
 from syncline.model_ops_rocm.testing.cases import fused
-from syncline.model_ops_rocm.testing.composed import RoughMaker, composed
-from syncline.model_ops_rocm.testing.parity import Arguments, Case, buffers_of, results_of
+from syncline.model_ops_rocm.testing.composed import assert_is_composed
+from syncline.model_ops_rocm.testing.parity import Arguments, Case
 
 Ops = Mapping[str, Callable[..., Any]]
 pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning")
@@ -29,17 +29,6 @@ def torch_ops(dtype: torch.dtype) -> Ops:
         *{case.op for case in fused.CASES},
     )
     return {name: cast(Callable[..., Any], select(name, dtype=dtype)) for name in names}
-
-
-def assert_is_composed(case: Case, dtype: torch.dtype, ops: Ops) -> None:
-    ours, theirs = (case.build(RoughMaker(dtype)) for _ in range(2))
-    got, expected = ops[case.op](**ours), composed(case.op, ops)(**theirs)
-    pairs = list(zip(results_of(got), results_of(expected), strict=True))
-    for one, other in zip(ours.values(), theirs.values(), strict=True):
-        pairs += zip(buffers_of(one), buffers_of(other), strict=True)
-    assert len(pairs) > 2
-    for ours_, theirs_ in pairs:
-        assert torch.equal(flat_bits(ours_), flat_bits(theirs_))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)

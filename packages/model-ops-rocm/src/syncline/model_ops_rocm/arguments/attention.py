@@ -176,15 +176,31 @@ def check_layout_write(
 
 
 def check_host_lengths(meta: AttentionMetadata, block_size: int) -> None:
-    """Lengths that the table can hold, and no row with more queries than tokens."""
+    """Lengths that the table can hold, wherever the host can see them."""
     limit = meta.block_tables.shape[1] * block_size
     if meta.max_seq_len is not None:
         limit = min(limit, meta.max_seq_len)
-    for row, length in enumerate(meta.seq_len_list or ()):
+    if meta.seq_len_list is None:
+        _check_lengths_on_cpu(meta.seq_lens, limit)
+        return
+    for row, length in enumerate(meta.seq_len_list):
         if not 0 <= length <= limit:
             refuse(
                 PAGED_ATTENTION, f"meta.seq_len_list of row {row}", f"be in [0, {limit}]", length
             )
+
+
+def _check_lengths_on_cpu(seq_lens: torch.Tensor, limit: int) -> None:
+    """Without a value that leaves the tensor: a recorded step asserts it at each replay."""
+    if seq_lens.device.type != "cpu":
+        return
+    is_held = torch.all((seq_lens >= 0) & (seq_lens <= limit))
+    try:
+        torch._assert_async(is_held, f"{PAGED_ATTENTION}: meta.seq_lens must be in [0, {limit}]")
+    except RuntimeError:
+        if torch.all((seq_lens >= 0) & (seq_lens <= limit)):
+            raise
+        refuse(PAGED_ATTENTION, "meta.seq_lens", f"be in [0, {limit}]", seq_lens.tolist())
 
 
 def _check_options(num_tokens: int, num_heads: int, options: AttentionOptions) -> None:

@@ -30,7 +30,9 @@ class AttentionMetadata:
     drafts; the rest have any number. Row r's queries are tokens
     [query_start_loc[r], query_start_loc[r+1]); they are the last of its seq_lens[r] tokens of KV,
     whose block ids are the first ceil(seq_lens[r] / BS) entries of block_tables[r]; further entries
-    are never read. seq_lens[r] = 0 marks a padding row: its output is zero.
+    may be anything. seq_lens[r] = 0 marks a padding row: its output is zero. A length that is
+    negative, or more than the table or `max_seq_len` has room for, is a ValueError where the host
+    can see it, in the lists and on the CPU; on a device nothing beyond the table is read.
 
     One object describes one step. An implementation may remember what it derived from the object,
     so the tensors must keep their values while it is in use, and the next step is a new object.
@@ -182,6 +184,18 @@ class PagedAttention(Protocol):
         """What `workspace` must hold for such a call, or for one with fewer rows or tokens."""
         ...
 
+    def counters_size(
+        self,
+        q_TNH: torch.Tensor,
+        k_cache: torch.Tensor,
+        meta: AttentionMetadata,
+        *,
+        layout: KVLayout | None = None,
+        batch_invariant: bool = False,
+    ) -> int:
+        """How many `counters` suffice for such a call; 0 where none are used."""
+        ...
+
     def __call__(  # noqa: PLR0913 - the variants of one op
         self,
         q_TNH: torch.Tensor,
@@ -198,6 +212,7 @@ class PagedAttention(Protocol):
         out: torch.Tensor | None = None,
         lse_TN: torch.Tensor | None = None,
         workspace: torch.Tensor | None = None,
+        counters: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """softmax(q k^T * scale) v for q [T, N, D]; the result is [T, N, D].
 
@@ -216,7 +231,7 @@ class PagedAttention(Protocol):
         `batch_invariant` not at all, nor on how its tokens were divided over steps.
 
         `workspace` is uint8 of at least `workspace_bytes`; None allocates, which a recorded step
-        must not do.
+        must not do. Without `counters`, parts of a row's KV are merged by a launch more.
         """
         ...
 

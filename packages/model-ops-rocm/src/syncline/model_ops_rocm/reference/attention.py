@@ -71,6 +71,17 @@ class TorchPagedAttention:
     ) -> int:
         return 0
 
+    def counters_size(
+        self,
+        q_TNH: torch.Tensor,
+        k_cache: torch.Tensor,
+        meta: AttentionMetadata,
+        *,
+        layout: KVLayout | None = None,
+        batch_invariant: bool = False,
+    ) -> int:
+        return 0
+
     def __call__(  # noqa: PLR0913 - the contract's
         self,
         q_TNH: torch.Tensor,
@@ -87,6 +98,7 @@ class TorchPagedAttention:
         out: torch.Tensor | None = None,
         lse_TN: torch.Tensor | None = None,
         workspace: torch.Tensor | None = None,
+        counters: torch.Tensor | None = None,
     ) -> torch.Tensor:
         options = AttentionOptions(
             scale=scale,

@@ -8,7 +8,8 @@ from typing import Any  # Any: the arguments of ops, which differ
 
 import torch
 
-from syncline.model_ops_rocm.testing.parity import Maker
+from syncline.model_ops_rocm.testing.bits import flat_bits
+from syncline.model_ops_rocm.testing.parity import Case, Maker, buffers_of, results_of
 
 Op = Callable[..., Any]
 
@@ -20,6 +21,20 @@ class RoughMaker(Maker):
 
     def eighths(self, *shape: int, pad: int = 0) -> torch.Tensor:
         return self.randn(*shape, pad=pad)
+
+
+def assert_is_composed(
+    case: Case, dtype: torch.dtype, ops: Mapping[str, Op], device: str = "cpu"
+) -> None:
+    """The fused op leaves the bits that its parts leave, in results and in arguments."""
+    ours, theirs = (case.build(RoughMaker(dtype, device, seed=1)) for _ in range(2))
+    got, expected = ops[case.op](**ours), composed(case.op, ops)(**theirs)
+    pairs = list(zip(results_of(got), results_of(expected), strict=True))
+    for one, other in zip(ours.values(), theirs.values(), strict=True):
+        pairs += zip(buffers_of(one), buffers_of(other), strict=True)
+    assert len(pairs) > 2
+    for one_, other_ in pairs:
+        assert torch.equal(flat_bits(one_), flat_bits(other_))
 
 
 def composed(op: str, ops: Mapping[str, Op]) -> Op:

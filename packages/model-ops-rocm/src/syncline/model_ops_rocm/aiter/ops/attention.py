@@ -109,6 +109,17 @@ class AiterPagedAttention(AiterOp):
         num_tokens = q_TNH.shape[0]
         return _INT * (num_rows * width + 3 * num_rows + 2 + 2 * num_tokens) + num_tokens
 
+    def counters_size(
+        self,
+        q_TNH: torch.Tensor,
+        k_cache: torch.Tensor,
+        meta: AttentionMetadata,
+        *,
+        layout: KVLayout | None = None,
+        batch_invariant: bool = False,
+    ) -> int:
+        return 0
+
     def __call__(  # noqa: PLR0913 - the contract's
         self,
         q_TNH: torch.Tensor,
@@ -125,6 +136,7 @@ class AiterPagedAttention(AiterOp):
         out: torch.Tensor | None = None,
         lse_TN: torch.Tensor | None = None,
         workspace: torch.Tensor | None = None,
+        counters: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """See `contracts.PagedAttention`; no sinks, no LSE, and never batch-invariant."""
         if layout is None:

@@ -32,6 +32,7 @@ class Step(NamedTuple):
     has_sinks: bool = False
     batch_invariant: bool = False
     index_dtype: torch.dtype = torch.int32
+    num_counters: int = 0
 
     def layout(self, dtype: torch.dtype) -> KVLayout:
         return KVLayout(
@@ -148,6 +149,8 @@ def _attention(label: str, step: Step) -> Case:
             call["layout"] = step.layout(make.dtype)
         if step.scale != KVScale.NONE:
             call["kv_scales"] = (cache["k_scale"], cache["v_scale"])
+        if step.num_counters:
+            call["counters"] = torch.zeros(step.num_counters, dtype=torch.int32, device=make.device)
         if step.has_sinks:
             call["sinks_N"] = make.randn(num_heads)
         return call
@@ -205,6 +208,23 @@ CASES: Final[tuple[Case, ...]] = (
     _attention(
         "split-window-and-sinks",
         Step(max_lens=(600,), num_decode=1, heads=(5, 1), window=300, has_sinks=True),
+    ),
+    _attention(
+        "split-merged",
+        Step(max_lens=(600, 70, 9, 130), num_decode=4, heads=(6, 2), num_counters=8),
+    ),
+    _attention(
+        "split-drafts-merged",
+        Step(
+            max_lens=(600, 260),
+            num_decode=2,
+            decode_query_len=3,
+            heads=(5, 1),
+            block_size=128,
+            window=300,
+            has_sinks=True,
+            num_counters=2,
+        ),
     ),
     _attention("mixed-int64", _MIXED._replace(index_dtype=torch.int64)),
     _attention("invariant", _MIXED._replace(batch_invariant=True)),

@@ -36,8 +36,14 @@ def _tiles(
     )
 
 
-def _overlapping(config: LaunchConfig) -> LaunchConfig:
-    return replace(config, launch_pdl=True)
+def _overlapping(config: LaunchConfig, ahead: int = 0, early: int = 0) -> LaunchConfig:
+    constants = {**config.constants, "AHEAD": ahead, "EARLY": early}
+    return replace(config, launch_pdl=True, constants=constants)
+
+
+def _alone(num_warps: int, num_stages: int, block_n: int) -> LaunchConfig:
+    config = _tiles(num_warps, num_stages, block_n)
+    return replace(config, constants={**config.constants, "AHEAD": 0, "EARLY": 0})
 
 
 def _unfused(config: LaunchConfig) -> LaunchConfig:
@@ -51,10 +57,19 @@ _SM_90: Final[Kinds] = {
         128: _overlapping(_tiles(4, 4, 64)),
         256: _overlapping(_tiles(8, 2, 64)),
     },
+    "decode_split": {
+        64: _overlapping(_tiles(4, 3, 64), 2),
+        128: _overlapping(_tiles(4, 3, 64), 2),
+        256: _overlapping(_tiles(8, 2, 64), 2),
+    },
     "prefill": {64: _tiles(4, 3, 64, 128), 128: _tiles(8, 3, 64, 128), 256: _tiles(8, 3, 32, 128)},
     "decode_fp8": {
         128: _overlapping(_tiles(4, 3, 64)),
         256: _overlapping(_tiles(8, 2, 64)),
+    },
+    "decode_split_fp8": {
+        128: _overlapping(_tiles(4, 3, 64), 2),
+        256: _overlapping(_tiles(8, 2, 64), 2),
     },
     "prefill_fp8": {128: _tiles(4, 3, 64, 64), 256: _tiles(8, 2, 16, 128)},
     "invariant": {
@@ -62,10 +77,14 @@ _SM_90: Final[Kinds] = {
         256: _unfused(_tiles(4, 2, 32, 64)),
     },
 }
+_DECODE_AMD: Final = {64: _alone(4, 2, 64), 128: _alone(4, 2, 32), 256: _alone(4, 1, 32)}
+_DECODE_FP8_AMD: Final = {128: _alone(4, 2, 32), 256: _alone(4, 1, 32)}
 _AMD: Final[Kinds] = {
-    "decode": {64: _tiles(4, 2, 64), 128: _tiles(4, 2, 32), 256: _tiles(4, 1, 32)},
+    "decode": _DECODE_AMD,
+    "decode_split": _DECODE_AMD,
     "prefill": {64: _tiles(4, 2, 64, 128), 128: _tiles(8, 1, 64, 128), 256: _tiles(8, 1, 32, 128)},
-    "decode_fp8": {128: _tiles(4, 2, 32), 256: _tiles(4, 1, 32)},
+    "decode_fp8": _DECODE_FP8_AMD,
+    "decode_split_fp8": _DECODE_FP8_AMD,
     "prefill_fp8": {128: _tiles(8, 1, 64, 128), 256: _tiles(8, 1, 32, 64)},
     "invariant": {
         128: _unfused(_tiles(4, 1, 64, 64)),
@@ -74,7 +93,8 @@ _AMD: Final[Kinds] = {
 }
 # Products in float32 are no matrix instructions: it is here to test the rest.
 _FLOAT32: Final[Kinds] = {
-    "decode": {256: _tiles(4, 1, 16)},
+    "decode": {256: _alone(4, 1, 16)},
+    "decode_split": {256: _alone(4, 1, 16)},
     "prefill": {256: _tiles(4, 1, 16, 16)},
     "invariant": {256: _unfused(_tiles(4, 1, 16, 16))},
 }
@@ -95,7 +115,6 @@ def table() -> Iterator[Row]:
             yield from _rows(arch, dtype, halves)
         yield from _rows(arch, torch.float32, _FLOAT32)
         for dtype in (*HALF_DTYPES, torch.float32):
-            for up_to, num_warps in ((128, 1), (MAX_HEAD_DIM, 4)):
-                overlap = True if arch == "sm_90" else None
-                merge = LaunchConfig(num_warps=num_warps, launch_pdl=overlap)
-                yield ConfigKey("merge_states", arch, dtype, up_to), merge
+            overlap = True if arch == "sm_90" else None
+            merge = LaunchConfig(num_warps=1, launch_pdl=overlap)
+            yield ConfigKey("merge_states", arch, dtype, MAX_HEAD_DIM), merge

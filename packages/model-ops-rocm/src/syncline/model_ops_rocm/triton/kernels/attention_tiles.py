@@ -94,17 +94,27 @@ def query_rows(
 
 
 @triton.jit
-def blocks_of(table, start, is_used, seq_len, BLOCK_SIZE: tl.constexpr, BLOCK_N: tl.constexpr):
+def blocks_of(
+    table,
+    start,
+    is_used,
+    seq_len,
+    BLOCK_SIZE: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    CACHE: tl.constexpr,
+):
     """Ids of the block, or blocks, that hold tokens [start, start + BLOCK_N).
 
     Past the last token a table holds anything: block 0 exists, and is not looked at.
     """
     if BLOCK_SIZE % BLOCK_N == 0:
-        return tl.load(table[0] + start // BLOCK_SIZE * table[1], mask=is_used, other=0)
+        entry = table[0] + start // BLOCK_SIZE * table[1]
+        return tl.load(entry, mask=is_used, other=0, cache_modifier=CACHE)
     else:
         tokens = start + tl.arange(0, BLOCK_N)
         entries = table[0] + tokens // BLOCK_SIZE * table[1]
-        return tl.load(entries, mask=is_used & (tokens < seq_len), other=0)
+        is_token = is_used & (tokens < seq_len)
+        return tl.load(entries, mask=is_token, other=0, cache_modifier=CACHE)
 
 
 @triton.jit
@@ -166,7 +176,7 @@ def walk(  # noqa: PLR0915 - one loop
         # Read one tile ahead: a load that waits for another is not started early by the compiler.
         after = tile + tiles[2]
         next_block = blocks_of(
-            table, after * BLOCK_N, after < tiles[1], seq_len, BLOCK_SIZE, BLOCK_N
+            table, after * BLOCK_N, after < tiles[1], seq_len, BLOCK_SIZE, BLOCK_N, ""
         )
         if BLOCK_SIZE % BLOCK_N == 0:
             slots = start % BLOCK_SIZE + tl.arange(0, BLOCK_N)

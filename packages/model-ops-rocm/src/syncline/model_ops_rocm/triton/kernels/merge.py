@@ -1,9 +1,9 @@
-"""Attention over parts of a context, merged: each part weighted by the exp of its lse."""
+"""Attention over parts of a context, merged by a launch of its own."""
 
 import triton
 import triton.language as tl
 
-from syncline.model_ops_rocm.triton.kernels.attention_tiles import LOG2_E
+from syncline.model_ops_rocm.triton.kernels.attention_parts import merged
 from syncline.model_ops_rocm.triton.kernels.dependent import await_turn
 
 
@@ -38,7 +38,6 @@ def merge_kernel(
     out_lse_head,
     NUM_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
-    BLOCK_PARTS: tl.constexpr,
     BLOCK_HEADS: tl.constexpr,
     BLOCK_D: tl.constexpr,
     OVERLAP: tl.constexpr,
@@ -47,33 +46,21 @@ def merge_kernel(
     await_turn(OVERLAP)
     token = tl.program_id(0).to(tl.int64)
     heads = tl.program_id(1) * BLOCK_HEADS + tl.arange(0, BLOCK_HEADS)
-    parts = tl.arange(0, BLOCK_PARTS)
     dims = tl.arange(0, BLOCK_D)
     is_head = heads < NUM_HEADS
-    mask = is_head[:, None] & (parts < num_parts)[None, :]
-    at = token * lse_token + heads[:, None] * lse_head
-    at += (parts.to(tl.int64) * lse_part)[None, :]
-    lse = tl.load(lse_ptr + at, mask=mask, other=float("-inf"))
-    top = tl.max(lse, 1)
-    weights = tl.exp2((lse - tl.where(top == float("-inf"), 0.0, top)[:, None]) * LOG2_E)
-    total = tl.sum(weights, 1)
-    at = token * part_token + heads[:, None] * part_head
-    at += (parts.to(tl.int64) * part_part)[None, :]
-    # Asked for beside the logarithms, not after them.
-    rows = tl.load(
-        parts_ptr + at[:, :, None] + (dims * part_last)[None, None, :],
-        mask=mask[:, :, None] & (dims < HEAD_DIM)[None, None, :],
-        other=0.0,
+    at = token * part_token + heads[:, None] * part_head + (dims * part_last)[None, :]
+    mean, lse = merged(
+        parts_ptr + at,
+        lse_ptr + token * lse_token + heads * lse_head,
+        is_head,
+        num_parts,
+        part_part,
+        lse_part,
+        HEAD_DIM,
+        BLOCK_D,
     )
-    # A part without weight may hold anything.
-    used = (weights > 0.0) | (weights != weights)
-    rows = tl.where(used[:, :, None], rows.to(tl.float32), 0.0)
-    is_empty = total == 0.0
-    total = tl.where(is_empty, 1.0, total)
-    mean = tl.sum(rows * weights[:, :, None], 1) / total[:, None]
     out_at = token * out_token + heads[:, None] * out_head + (dims * out_last)[None, :]
     is_result = is_head[:, None] & (dims < HEAD_DIM)[None, :]
     tl.store(out_ptr + out_at, mean.to(out_ptr.dtype.element_ty), mask=is_result)
     if out_lse_ptr is not None:
-        merged = tl.where(is_empty, float("-inf"), top + tl.log(total))
-        tl.store(out_lse_ptr + token * out_lse_token + heads * out_lse_head, merged, mask=is_head)
+        tl.store(out_lse_ptr + token * out_lse_token + heads * out_lse_head, lse, mask=is_head)

@@ -9,7 +9,7 @@ from syncline.model_ops_rocm.triton.geometry import power_of_two
 from syncline.model_ops_rocm.triton.kernels.merge import merge_kernel
 from syncline.model_ops_rocm.triton.launch import LAUNCHER, overlaps, require_reachable
 
-_TILE_ELEMENTS: Final = 2_048
+_TILE_ELEMENTS: Final = 256
 
 
 def merge_states(
@@ -26,7 +26,7 @@ def merge_states(
         out = torch.empty(shape, dtype=parts_PTNH.dtype, device=parts_PTNH.device)
     require_reachable(MERGE_STATES, parts=parts_PTNH, lse=lse_PTN, out=out, lse_TN=lse_TN)
     if out.numel() != 0:
-        launch_merge(parts_PTNH, lse_PTN, out, lse_TN, power_of_two(parts_PTNH.shape[0]))
+        launch_merge(parts_PTNH, lse_PTN, out, lse_TN)
     return out
 
 
@@ -35,16 +35,11 @@ def launch_merge(
     lse_PTN: torch.Tensor,
     out_TNH: torch.Tensor,
     lse_TN: torch.Tensor | None,
-    block_parts: int,
 ) -> None:
-    """The one launch, for checked tensors; parts may be float32 for a narrower result.
-
-    `block_parts` is a power of two, and at least as many as there are parts.
-    """
+    """The one launch, for checked tensors; parts may be float32 for a narrower result."""
     num_parts, num_tokens, num_heads, head_dim = parts_PTNH.shape
     block_dim = power_of_two(head_dim)
-    block_heads = max(_TILE_ELEMENTS // (block_parts * block_dim), 1)
-    block_heads = min(block_heads, power_of_two(num_heads))
+    block_heads = min(max(_TILE_ELEMENTS // block_dim, 1), power_of_two(num_heads))
     chosen = LAUNCHER.config(MERGE_STATES, out_TNH.dtype, head_dim)
     LAUNCHER.launch(
         merge_kernel,
@@ -60,7 +55,6 @@ def launch_merge(
         {
             "NUM_HEADS": num_heads,
             "HEAD_DIM": head_dim,
-            "BLOCK_PARTS": block_parts,
             "BLOCK_HEADS": block_heads,
             "BLOCK_D": block_dim,
             "OVERLAP": overlaps(chosen[1]),

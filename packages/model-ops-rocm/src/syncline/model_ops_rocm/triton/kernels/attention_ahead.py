@@ -1,0 +1,95 @@
+"""Asks the L2 cache for the first tiles of KV while the kernels before are still running.
+
+Unit: one program's first tiles. A hint and nothing more: the length and the block ids that it goes
+by may be those of a step before, so they choose lines of the cache to fetch and reach no result;
+what is attended is read after the wait. sm_90 alone.
+"""
+
+import triton
+import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from syncline.model_ops_rocm.triton.kernels.attention_tiles import along, blocks_of
+
+_LINE_BYTES: tl.constexpr = tl.constexpr(128)
+
+
+@triton.jit
+def _fetch(at, is_wanted):
+    """Ask for the lines at pointers `at`; returns at once."""
+    tl.inline_asm_elementwise(
+        "{ .reg .pred p; setp.ne.s32 p, $2, 0; @p prefetch.global.L2 [$1]; mov.u32 $0, 0; }",
+        "=r,l,r",
+        [at.to(tl.int64), is_wanted.to(tl.int32)],
+        dtype=tl.int32,
+        is_pure=False,
+        pack=1,
+    )
+
+
+@triton.jit
+def _fetch_tile(head_ptr, block, slots, is_wanted, PLACES: tl.constexpr, SHAPE: tl.constexpr):
+    """The rows of a head that lie in slots of blocks; where a row is not one run, nothing."""
+    LINE: tl.constexpr = _LINE_BYTES * 8 // head_ptr.dtype.element_ty.primitive_bitwidth
+    NUM_LINES: tl.constexpr = (SHAPE[2] + LINE - 1) // LINE
+    if (PLACES[5] == 1) & (PLACES[6] == 1):
+        at = block.to(tl.int64) * PLACES[0] + along(slots, PLACES[2], PLACES[3], PLACES[4])
+        lines = tl.arange(0, NUM_LINES) * LINE
+        is_line = is_wanted[:, None] & (lines < SHAPE[1])[None, :]
+        _fetch(head_ptr + at[:, None] + lines[None, :], is_line)
+
+
+@triton.jit
+def _ask(
+    lens_at,
+    table,
+    tiles,
+    cache,
+    num_blocks,
+    SHAPE: tl.constexpr,
+    KEYS: tl.constexpr,
+    VALUES: tl.constexpr,
+    COUNT: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
+    """The first COUNT of the tiles (first, stop, step), where they are in blocks that exist."""
+    seq_len = tl.load(lens_at, cache_modifier=".cg").to(tl.int32)
+    for index in tl.static_range(COUNT):
+        tile = tiles[0] + index * tiles[2]
+        start = tile * BLOCK_N
+        tokens = start + tl.arange(0, BLOCK_N)
+        is_entry = tile < tiles[1]
+        block = blocks_of(table, start, is_entry, seq_len, SHAPE[0], BLOCK_N, ".cg")
+        is_wanted = is_entry & (tokens < seq_len) & (block >= 0) & (block < num_blocks)
+        slots = tokens % SHAPE[0]
+        _fetch_tile(cache[0], block, slots, is_wanted, KEYS, SHAPE)
+        _fetch_tile(cache[1], block, slots, is_wanted, VALUES, SHAPE)
+
+
+@triton.jit
+def await_and_ask(
+    lens_at,
+    table,
+    tiles,
+    cache,
+    num_blocks,
+    SHAPE: tl.constexpr,
+    KEYS: tl.constexpr,
+    VALUES: tl.constexpr,
+    AHEAD: tl.constexpr,
+    EARLY: tl.constexpr,
+    OVERLAP: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
+    """Wait for the kernels before, and ask for AHEAD of the tiles meanwhile.
+
+    With EARLY the next kernel may start at once, and ask for its own; else when this one's turn
+    has come.
+    """
+    if OVERLAP:
+        if EARLY:
+            gdc_launch_dependents()
+        if AHEAD > 0:
+            _ask(lens_at, table, tiles, cache, num_blocks, SHAPE, KEYS, VALUES, AHEAD, BLOCK_N)
+        gdc_wait()
+        gdc_launch_dependents()
