@@ -21,7 +21,7 @@ from syncline.model_ops_rocm.testing.refusals import (
 )
 
 # What the torch backend needs no memory for it does not look at.
-UNREAD = {"workspace"}
+UNREAD = {"workspace", "counters"}
 # It stores weights of float64 too, as a format does.
 TAKES_DOUBLE = {("encode", "source"), ("amax_into", "source")}
 
