@@ -58,9 +58,9 @@ _SM_90: Final[Kinds] = {
         256: _overlapping(_tiles(8, 2, 64)),
     },
     "decode_split": {
-        64: _overlapping(_tiles(4, 3, 64), 2),
-        128: _overlapping(_tiles(4, 3, 64), 2),
-        256: _overlapping(_tiles(8, 2, 64), 2),
+        64: _overlapping(_tiles(4, 3, 64)),
+        128: _overlapping(_tiles(4, 4, 64)),
+        256: _overlapping(_tiles(8, 2, 64)),
     },
     "prefill": {64: _tiles(4, 3, 64, 128), 128: _tiles(8, 3, 64, 128), 256: _tiles(8, 3, 32, 128)},
     "decode_fp8": {
@@ -68,8 +68,8 @@ _SM_90: Final[Kinds] = {
         256: _overlapping(_tiles(8, 2, 64)),
     },
     "decode_split_fp8": {
-        128: _overlapping(_tiles(4, 3, 64), 2),
-        256: _overlapping(_tiles(8, 2, 64), 2),
+        128: _overlapping(_tiles(4, 3, 64)),
+        256: _overlapping(_tiles(8, 2, 64)),
     },
     "prefill_fp8": {128: _tiles(4, 3, 64, 64), 256: _tiles(8, 2, 16, 128)},
     "invariant": {
