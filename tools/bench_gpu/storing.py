@@ -89,7 +89,7 @@ def _many(machine: Machine, storage: StorageFormat) -> Row:
     grouped = select("encode_grouped", backend="triton", arch=detect_arch(), dtype=torch.bfloat16)
     jobs = [_job(storage, EXPERT) for _ in range(NUM_EXPERTS)]
     nonfinite = torch.zeros(1, dtype=torch.bool, device="cuda")
-    num_bytes = grouped.workspace_bytes(len(jobs))
+    num_bytes = grouped.workspace_bytes([(storage, EXPERT)] * len(jobs))
     workspace = torch.empty(num_bytes, dtype=torch.uint8, device="cuda")
     times: list[float] = []
     for _ in range(6):

@@ -77,14 +77,30 @@ def _job(storage: StorageFormat, shape: tuple[int, int], dtype: torch.dtype) -> 
     return EncodeJob.whole(storage, out, torch.empty(shape, dtype=dtype, device="meta"))
 
 
-def _kept(shape: tuple[int, int]) -> EncodeJob:
+def _kept(shape: tuple[int, int], scale: ScaleType = ScaleType.FP32) -> EncodeJob:
     """Of codes that come with scales that fit."""
-    recipe = Quantised(granularity=Granularity.TOKEN, code=CodeType.E4M3FN)
+    recipe = Quantised(
+        granularity=Granularity.TOKEN,
+        code=CodeType.E4M3FN,
+        scale=scale,
+        e8m0_mode=E8m0Mode.EVEN if scale is ScaleType.E8M0 else None,
+    )
     storage = StorageFormat(recipe=recipe, layout=Shuffle16x16())
     job = _job(storage, shape, torch.float32)
     weight = E4m3fnWeight(codes=job.out["weight"], scale=job.out["weight_scale"])
     source = CodedSource(weight=weight, granularity=recipe.granularity)
     return EncodeJob.whole(storage, job.out, source)
+
+
+def _scale_of(key: ConfigKey) -> ScaleType:
+    return ScaleType.E8M0 if key.dtype is torch.uint8 else ScaleType.FP32
+
+
+def _recoded(key: ConfigKey, shape: tuple[int, int]) -> EncodeJob:
+    """Of codes of another granularity, which are read as numbers."""
+    storage = StorageFormat(recipe=_recipe(key, Granularity.BLOCK_1X128))
+    out = _job(storage, shape, torch.float32).out
+    return EncodeJob.whole(storage, out, _kept(shape).source)
 
 
 def _others() -> Arguments:
@@ -106,20 +122,31 @@ def _encodings(key: ConfigKey, num_tokens: int) -> Iterator[tuple[str, Arguments
         shape = (_ROWS_PER_TOKEN * num_tokens + 32, _COLUMNS)
         yield "padded-scales", {"job": _job(storage, shape, torch.bfloat16)} | _others()
         return
-    if key.kind == "bytes":
-        yield "kept", {"job": _kept(_shape(key, num_tokens))} | _others()
+    if key.kind in ("bytes", "scales"):
+        yield "kept", {"job": _kept(_shape(key, num_tokens), _scale_of(key))} | _others()
         return
     for variant, storage, dtype in _formats(key):
         yield variant, {"job": _job(storage, _shape(key, num_tokens), dtype)} | _others()
     if key.kind == "block" and key.dtype is torch.bfloat16:
-        # Its codes have another granularity, so they are read as numbers.
-        job = _kept(_shape(key, num_tokens))
-        storage = StorageFormat(recipe=_recipe(key, Granularity.BLOCK_1X128))
-        out = _job(storage, _shape(key, num_tokens), torch.float32).out
-        yield "from-codes", {"job": EncodeJob.whole(storage, out, job.source)} | _others()
+        yield "from-codes", {"job": _recoded(key, _shape(key, num_tokens))} | _others()
 
 
 def _groups(key: ConfigKey, num_tokens: int) -> Iterator[tuple[str, Arguments]]:
+    shape = _shape(key, num_tokens)
+    if key.kind == "fill":
+        storage = StorageFormat(recipe=_mx(CodeType.E4M3FN), scale_layout=e8m0_shuffle())
+        padded = (shape[0] + 32, shape[1])
+        yield "padded-scales", {"jobs": (_job(storage, padded, torch.bfloat16),)} | _others()
+        return
+    if key.kind in ("bytes", "scales"):
+        yield "kept", {"jobs": (_kept(shape, _scale_of(key)),)} | _others()
+        return
+    if key.kind == "maxima":
+        storage = StorageFormat(recipe=_recipe(key, Granularity.TENSOR))
+        yield "tensor", {"jobs": (_job(storage, shape, key.dtype),)} | _others()
+        return
+    if key.kind == "block" and key.dtype is torch.bfloat16:
+        yield "from-codes", {"jobs": (_recoded(key, shape),)} | _others()
     for variant, storage, dtype in _formats(key):
         job = _job(storage, _shape(key, num_tokens), dtype)
         yield variant, {"jobs": (job, job)} | _others()
@@ -152,6 +179,6 @@ CALLS: Final[Mapping[str, Calls]] = {
 # Narrow: scales, their padding, maxima, a flag, and the fields of the table of many weights.
 RULES: Final[Mapping[str, Rules]] = {
     "encode": Rules(max_narrow_loads=3, max_narrow_stores=8),
-    "encode_grouped": Rules(max_narrow_loads=32, max_narrow_stores=5),
+    "encode_grouped": Rules(max_narrow_loads=32, max_narrow_stores=8),
     "amax_into": Rules(),
 }

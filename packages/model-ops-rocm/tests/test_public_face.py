@@ -62,6 +62,7 @@ AGREED = [
     "Padding",
     "PagedAttention",
     "PerTokenFp8",
+    "PreparedEncode",
     "QKNormRopeKVWrite",
     "QuantiseActivation",
     "Quantised",

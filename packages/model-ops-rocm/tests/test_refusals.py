@@ -23,7 +23,7 @@ from syncline.model_ops_rocm.testing.refusals import (
 # What the torch backend needs no memory for it does not look at.
 UNREAD = {"workspace", "counters"}
 # It stores weights of float64 too, as a format does.
-TAKES_DOUBLE = {("encode", "source"), ("amax_into", "source")}
+TAKES_DOUBLE = {("encode", "source"), ("encode_grouped", "source"), ("amax_into", "source")}
 
 
 CALLED = list(one_per_shape_of_call(CASES))
@@ -58,11 +58,13 @@ def test_what_is_wrong_is_refused_by_op_argument_and_limit(case: Case) -> None:
         refusal = outcome(op, wrong)
         if wrong.argument in UNREAD:
             continue
-        name = str(wrong.part) if isinstance(wrong.part, str) else wrong.argument
+        name = next((step for step in wrong.path[::-1] if isinstance(step, str)), wrong.argument)
         if wrong.change in ("double", "dtype") and (case.op, name) not in TAKES_DOUBLE:
             assert refusal is not None, f"{wrong} was accepted"
         if refusal is not None:
             subject, _, rest = refusal.partition(" must ")
+            if wrong.argument == "jobs":
+                assert f"{case.op}: jobs[{wrong.path[0]}]: " in refusal, f"{wrong}: {refusal}"
             assert ", got " in rest or " got " in refusal, f"{wrong}: {refusal}"
             assert subject.split(":")[0] in (case.op, "AttentionMetadata", "AmaxPartial") or (
                 refusal.startswith(("layout ", "storage format "))

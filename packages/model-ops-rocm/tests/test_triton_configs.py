@@ -29,9 +29,9 @@ ROWS_OF = {
     # Weights in fp8 have their own.
     "moe_experts": (torch.bfloat16, torch.float32, torch.float8_e4m3fn),
     "verify_drafts": (torch.int32, *DTYPES),
-    # Sources of float16 have the rows of bfloat16; "encode" copies codes as well.
+    # Sources of float16 have the rows of bfloat16; codes are copied as well.
     "encode": (torch.bfloat16, torch.float32, torch.uint8),
-    "encode_grouped": (torch.bfloat16, torch.float32),
+    "encode_grouped": (torch.bfloat16, torch.float32, torch.uint8),
     "amax_into": (torch.bfloat16, torch.float32),
     # By the weight's codes.
     "linear_quantised": (

@@ -23,6 +23,8 @@ from syncline.model_ops_rocm import (
     select,
 )
 from syncline.model_ops_rocm.testing import allocate, encode_whole, every_recipe, uneven
+from syncline.model_ops_rocm.testing.jobs import change, jobs_of_every_kind
+from syncline.model_ops_rocm.triton import sealed
 
 pytestmark = pytest.mark.gpu
 BLOCK = 1 << 10
@@ -138,6 +140,51 @@ def test_an_expert_behind_more_than_two_to_the_31_elements_is_stored_there() -> 
         tensor.view(torch.uint8).zero_()
     job = EncodeJob(storage, out, source[:, :2_048], ((65, 66), (0, 2_048), (0, 8_192)))
     below = replace(job, source=source[:, 2_048:], region=((65, 66), (2_048, 4_096), (0, 8_192)))
-    workspace = torch.empty(grouped.workspace_bytes(2), dtype=torch.uint8, device="cuda")
+    num_bytes = grouped.workspace_bytes([(storage, shape)] * 2)
+    workspace = torch.empty(num_bytes, dtype=torch.uint8, device="cuda")
     grouped([below, job], nonfinite=flag, workspace=workspace)
     assert checksum_stored(last) == checksum_stored(encode_whole(storage, x))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_what_is_prepared_is_recorded_and_reads_what_its_tensors_hold_by_then(
+    dtype: torch.dtype,
+) -> None:
+    grouped = select("encode_grouped", backend="triton", arch=detect_arch(), dtype=dtype)
+    jobs, expected = jobs_of_every_kind("cuda", dtype), jobs_of_every_kind("cpu", dtype)
+    wide = StorageFormat(recipe=Quantised(granularity=Granularity.TOKEN, code=CodeType.E4M3FN))
+    for many, device in ((jobs, "cuda"), (expected, "cpu")):
+        out = {name: one.to(device) for name, one in allocate(wide, (3, 33_000)).items()}
+        many.append(EncodeJob.whole(wide, out, uneven(3, 33_000).to(dtype).to(device)))
+    flag = torch.zeros(1, dtype=torch.bool, device="cuda")
+    num_bytes = grouped.workspace_bytes([(job.storage_format, job.check()) for job in jobs])
+    workspace = torch.full((num_bytes,), 0xA5, dtype=torch.uint8, device="cuda")
+    prepared = grouped.prepare(jobs, nonfinite=flag, workspace=workspace)
+    torch.cuda.synchronize()
+    taken = torch.cuda.memory_stats()["allocation.all.allocated"]
+    torch.cuda.set_sync_debug_mode("error")
+    graph = torch.cuda.CUDAGraph()
+    try:
+        with sealed(), torch.cuda.graph(graph):
+            prepared()  # the first call of all
+            before = torch.cuda.memory_stats()["allocation.all.allocated"]
+            prepared()
+            assert torch.cuda.memory_stats()["allocation.all.allocated"] == before >= taken
+            with pytest.raises(ValueError, match=r"jobs must be prepared before a graph is rec"):
+                grouped(jobs, nonfinite=flag, workspace=workspace)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    on_cpu = select("encode_grouped", dtype=dtype)
+    for _ in range(2):
+        change(jobs)
+        change(expected)
+        graph.replay()
+        on_cpu(expected, nonfinite=torch.zeros(1, dtype=torch.bool))
+        assert not flag.item()
+        for job, other in zip(jobs, expected, strict=True):
+            assert checksum_stored(job.out) == checksum_stored(other.out)
+    source = jobs[0].source
+    assert isinstance(source, torch.Tensor)
+    source[-1, -1] = float("nan")
+    graph.replay()
+    assert flag.item()

@@ -27,12 +27,15 @@ from syncline.model_ops_rocm import (
     Unquantised,
     checksum_stored,
     full_region,
+    select,
 )
 from syncline.model_ops_rocm.layouts import e8m0_shuffle, scale_tiles
 from syncline.model_ops_rocm.testing import allocate, encode_whole, every_recipe, uneven
+from syncline.model_ops_rocm.testing.jobs import change, jobs_of_every_kind
 from syncline.model_ops_rocm.triton import BACKEND
 
 FN, FNUZ = CodeType.E4M3FN, CodeType.E4M3FNUZ
+TOKEN = Granularity.TOKEN
 Ops = tuple[Encode, EncodeGrouped]
 pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning")
 
@@ -48,7 +51,7 @@ def flag() -> torch.Tensor:
 
 
 def workspace() -> torch.Tensor:
-    return torch.full((4_096,), 0xA5, dtype=torch.uint8)
+    return torch.full((8_192,), 0xA5, dtype=torch.uint8)
 
 
 def recipe(granularity: Granularity, code: CodeType = FN) -> Quantised:
@@ -201,17 +204,38 @@ def test_what_this_backend_cannot_take_is_refused_before_a_byte_is_stored(ops: O
     per_tensor = EncodeJob.whole(tensor, allocate(tensor, (4, 32)), x)
     with pytest.raises(ValueError, match=r"encode: workspace must be contiguous uint8 with at le"):
         encode(per_tensor, nonfinite=flag())
-    with pytest.raises(ValueError, match=r"encode_grouped: jobs must have scales given where one"):
-        grouped([job, per_tensor], nonfinite=flag(), workspace=workspace())
     with pytest.raises(ValueError, match=r"workspace must be contiguous uint8 with at least 512"):
         grouped([job, job], nonfinite=flag(), workspace=workspace()[:511])
+    with pytest.raises(ValueError, match=r"encode_grouped: workspace must start at a multiple of"):
+        grouped([job], nonfinite=flag(), workspace=workspace()[1:])
+    with pytest.raises(
+        ValueError, match=r"encode: scales must be contiguous, got strides \(2, 1\)"
+    ):
+        encode(replace(job, scales=torch.ones(4, 2)[:, :1]), nonfinite=flag())
     double = StorageFormat(recipe=Unquantised(torch.float64))
     with pytest.raises(FormatError, match=r"requires float32, bfloat16 or float16 storage, got fl"):
         encode(EncodeJob.whole(double, {"weight": torch.zeros(4, 32).double()}, x))
-    # A job like the first one, but for the tensors that it would be stored in.
-    other = replace(job, out={**stored, "weight_scale": torch.zeros(8, 1)[::2]})
-    with pytest.raises(FormatError, match=r"requires weight_scale in contiguous storage, got str"):
-        grouped([job, other], nonfinite=flag(), workspace=workspace())
+    # Jobs like the first one, but for the tensors that they would be stored in, or their scales.
+    wrong = [
+        replace(job, out={**stored, "weight_scale": torch.zeros(8, 1)[::2]}),
+        job,
+        replace(job, source=x[:3]),
+        replace(job, scales=torch.ones(4, 2)[:, :1]),
+    ]
+    with pytest.raises(ValueError) as caught:
+        grouped([job, *wrong], nonfinite=flag(), workspace=workspace())
+    told = str(caught.value).removeprefix("encode_grouped: ").split("; ")
+    limits = (
+        "weight_scale in contiguous",
+        "a source of shape [4, 32]",
+        "scales must be contiguous",
+    )
+    for one, index, limit in zip(told, (1, 3, 4), limits, strict=True):
+        assert one.startswith(f"jobs[{index}]: ") and limit in one
+    fnuz = StorageFormat(recipe=recipe(Granularity.TOKEN, FNUZ))
+    converted = EncodeJob.whole(fnuz, allocate(fnuz, (4, 32)), coded(recipe(Granularity.TOKEN), x))
+    with pytest.raises(ValueError, match=r"jobs\[1\]: .* converted with a look at the host"):
+        grouped.prepare([job, converted], nonfinite=flag(), workspace=workspace())
     assert checksum_stored(stored) == kept
 
 
@@ -224,13 +248,63 @@ def test_many_weights_of_one_kind_are_each_stored_in_their_place(ops: Ops) -> No
     jobs[3] = replace(jobs[3], scales=torch.full((shapes[3][0], 1), 0.5))
     jobs[5] = replace(jobs[5], source=sources[5][2:9], region=((2, 9), (0, 128)))
     raised = flag()
-    ops[1](jobs, nonfinite=raised, workspace=torch.zeros(9 * 256, dtype=torch.uint8))
+    num_bytes = ops[1].workspace_bytes((storage, shape) for shape in shapes)
+    prepared = ops[1].prepare(
+        jobs, nonfinite=raised, workspace=torch.full((num_bytes,), 0xA5, dtype=torch.uint8)
+    )
+    assert prepared.num_launches == 2  # of which one has its scales given
+    prepared()
     assert not raised.item()
     for job in jobs:
         expected = allocate(storage, tuple(job.out["weight"].shape))
         storage.encode_into(expected, job.source, job.region, scales=job.scales)
         assert checksum_stored(job.out) == checksum_stored(expected)
     sources[7][0, 5] = float("nan")
-    ops[1](jobs, nonfinite=raised, workspace=torch.zeros(9 * 256, dtype=torch.uint8))
+    prepared()
     assert raised.item()
     assert jobs[7].out["weight_scale"][0].isnan().all()
+
+
+def test_what_is_prepared_stores_what_its_tensors_hold_by_then(ops: Ops) -> None:
+    jobs, expected, raised = jobs_of_every_kind(), jobs_of_every_kind(), flag()
+    weights = [(job.storage_format, job.check(nonfinite=raised)) for job in jobs]
+    poisoned = torch.full((ops[1].workspace_bytes(weights),), 0xA5, dtype=torch.uint8)
+    prepared = ops[1].prepare(jobs, nonfinite=raised, workspace=poisoned)
+    reference = select("encode_grouped", dtype=torch.float32).prepare(expected, nonfinite=flag())
+    for _ in range(2):
+        prepared()
+        reference()
+        assert not raised.item()
+        for index, (job, other) in enumerate(zip(jobs, expected, strict=True)):
+            assert checksum_stored(job.out) == checksum_stored(other.out), index
+        change(jobs)
+        change(expected)
+
+
+@pytest.mark.parametrize("of_scales", [False, True])
+@pytest.mark.parametrize("code", [FN, FNUZ])
+def test_kept_codes_that_are_no_number_raise_the_flag(
+    ops: Ops, code: CodeType, of_scales: bool
+) -> None:
+    powers = replace(every_recipe()[-8], granularity=Granularity.BLOCK_1X32, code=code)
+    for made_by, bad in ((recipe(TOKEN, code), b"\0\0\0\0"), (powers, b"\xff")):
+        storage, source = StorageFormat(recipe=made_by), coded(made_by, uneven(6, 160))
+        stored, expected, raised = allocate(storage, (6, 160)), allocate(storage, (6, 160)), flag()
+        job = EncodeJob.whole(storage, stored, source)
+        ops[0](job, nonfinite=raised)
+        ops[1]([job], nonfinite=raised, workspace=workspace())
+        assert not raised.item()
+        held, wrong = source.weight.codes.view(torch.uint8), b"\x7f" if code is FN else b"\x80"
+        if of_scales:
+            held, wrong = source.weight.scale.view(torch.uint8), bad
+        held[-1, -len(wrong) :] = torch.tensor(list(wrong), dtype=torch.uint8)
+        storage.encode_into(expected, source, full_region((6, 160)), nonfinite=raised)
+        assert raised.item()
+        for is_grouped in (False, True):
+            raised = flag()
+            if is_grouped:
+                ops[1]([job], nonfinite=raised, workspace=workspace())
+            else:
+                ops[0](job, nonfinite=raised)
+            assert raised.item()
+            assert checksum_stored(stored) == checksum_stored(expected)

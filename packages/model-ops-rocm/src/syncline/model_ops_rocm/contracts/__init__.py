@@ -15,7 +15,7 @@ result are merged in the launch that computes them, to the same bits: zero befor
 left zero by each, and not shared by calls that may overlap. A result of counters that were not zero
 has NaN.
 Nothing here keeps a reference to a tensor after it returns, but for `PagedAttention` and its
-metadata.
+metadata, and `EncodeGrouped.prepare`.
 """
 
 from syncline.model_ops_rocm.contracts.attention import (
@@ -80,7 +80,12 @@ from syncline.model_ops_rocm.contracts.moe import (
     SortedPairs,
     sorted_capacity,
 )
-from syncline.model_ops_rocm.contracts.storing import AmaxInto, Encode, EncodeGrouped
+from syncline.model_ops_rocm.contracts.storing import (
+    AmaxInto,
+    Encode,
+    EncodeGrouped,
+    PreparedEncode,
+)
 
 __all__ = [
     "IN_PROMPT",
@@ -120,6 +125,7 @@ __all__ = [
     "MoeSort",
     "NormStyle",
     "PagedAttention",
+    "PreparedEncode",
     "QKNormRopeKVWrite",
     "QuantiseActivation",
     "RMSNorm",

@@ -1,5 +1,6 @@
 """Contracts of the ops that store weights; know no name of a weight and no transport."""
 
+from collections.abc import Iterable
 from collections.abc import Sequence as SequenceABC
 from typing import Protocol
 
@@ -37,11 +38,55 @@ class Encode(Protocol):
         ...
 
 
+class PreparedEncode(Protocol):
+    """Jobs that were checked and described on the device once; a call stores what they hold then.
+
+    Addresses are kept: sources, storage, given scales, flag and workspace must stay where they are,
+    with nothing else written to the workspace; their contents are read anew by each call. A call
+    copies nothing from the host, waits for nothing, allocates and compiles nothing, so that it can
+    be recorded in a graph; two that share a workspace must not overlap.
+    """
+
+    @property
+    def num_launches(self) -> int:
+        """How many there are in a call, however many jobs: 0 where a backend launches no kernels.
+
+        One for each kind of job, and a kind is what one kernel is compiled for: types of source and
+        storage, recipe and layouts, whether scales are given, and whether rows, columns and
+        addresses are whole vectors. A scale that takes two passes adds a launch that makes maxima
+        and one that clears them; a layout that pads its scales adds one that fills the padding.
+        """
+        ...
+
+    def __call__(self) -> None:
+        """Store each job's source, as it is now."""
+        ...
+
+
 class EncodeGrouped(Protocol):
     """Many weights stored, by a launch for each kind of them; the bytes are those of `Encode`."""
 
-    def workspace_bytes(self, max_jobs: int) -> int:
-        """What a call with so many jobs needs, for a table of them on the device."""
+    def workspace_bytes(self, weights: Iterable[tuple[StorageFormat, SequenceABC[int]]]) -> int:
+        """What jobs for any regions of such weights need, one of each: for a table of them on the
+        device, and for maxima where a scale takes two passes. `weights` are formats and logical
+        shapes.
+        """
+        ...
+
+    def prepare(
+        self,
+        jobs: SequenceABC[EncodeJob],
+        *,
+        nonfinite: torch.Tensor | None = None,
+        workspace: torch.Tensor | None = None,
+    ) -> PreparedEncode:
+        """Check all jobs, describe them in `workspace` and compile what stores them.
+
+        One flag for all. No two jobs may write the same bytes, and each must be whole in the
+        domains of its scales or have them given. ValueError that names every wrong job by its
+        place. Codes that come must have the type that is stored, or be encoded anew: their
+        conversion looks at scales on the host. Not while a graph is recorded.
+        """
         ...
 
     def __call__(
@@ -51,11 +96,7 @@ class EncodeGrouped(Protocol):
         nonfinite: torch.Tensor | None = None,
         workspace: torch.Tensor | None = None,
     ) -> None:
-        """Store each job's source; one flag for all. No two of them may write the same bytes.
-
-        Each is whole in the domains of its scales or has them given. Not to be recorded in a graph
-        where it copies a table from the host; all jobs are checked before anything is stored.
-        """
+        """Prepare the jobs, of which codes may be converted, and store them once."""
         ...
 
 

@@ -81,5 +81,7 @@ def check_stored(
                 f"{name} of {wanted.dtype} {list(wanted.shape)}",
                 f"{tensor.dtype} {list(tensor.shape)}",
             )
-        if (tensor.is_meta and not allows_meta) or not tensor.is_contiguous():
+        if tensor.is_meta and not allows_meta:
+            refuse(who, f"{name} with storage", "a meta tensor")
+        if not tensor.is_contiguous():
             refuse(who, f"{name} in contiguous storage", f"strides {tensor.stride()}")

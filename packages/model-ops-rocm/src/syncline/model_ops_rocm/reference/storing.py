@@ -1,10 +1,13 @@
 """The reference of the ops that store weights: a storage format does it by itself."""
 
+from collections.abc import Iterable
 from collections.abc import Sequence as SequenceABC
 from typing import Final
 
 import torch
 
+from syncline.model_ops_rocm.arguments.storing import refuse_jobs
+from syncline.model_ops_rocm.errors import OpError
 from syncline.model_ops_rocm.formats.coded import CodedSource
 from syncline.model_ops_rocm.formats.jobs import EncodeJob
 from syncline.model_ops_rocm.formats.partials import AmaxPartial
@@ -34,13 +37,47 @@ class TorchEncode:
         )
 
 
+class TorchPreparedEncode:
+    """See `contracts.PreparedEncode`; one job after another."""
+
+    __slots__ = ("_jobs", "_nonfinite")
+
+    def __init__(self, jobs: SequenceABC[EncodeJob], nonfinite: torch.Tensor | None) -> None:
+        self._jobs = tuple(jobs)
+        self._nonfinite = nonfinite
+
+    @property
+    def num_launches(self) -> int:
+        return 0
+
+    def __call__(self) -> None:
+        for job in self._jobs:
+            ENCODE(job, nonfinite=self._nonfinite)
+
+
 class TorchEncodeGrouped:
-    """See `contracts.EncodeGrouped`; one job after another."""
+    """See `contracts.EncodeGrouped`."""
 
     __slots__ = ()
 
-    def workspace_bytes(self, max_jobs: int) -> int:
+    def workspace_bytes(self, weights: Iterable[tuple[StorageFormat, SequenceABC[int]]]) -> int:
         return 0
+
+    def prepare(
+        self,
+        jobs: SequenceABC[EncodeJob],
+        *,
+        nonfinite: torch.Tensor | None = None,
+        workspace: torch.Tensor | None = None,
+    ) -> TorchPreparedEncode:
+        refused: list[tuple[int, Exception]] = []
+        for index, job in enumerate(jobs):
+            try:
+                job.check(nonfinite=nonfinite)
+            except (ValueError, OpError) as error:
+                refused.append((index, error))
+        refuse_jobs("encode_grouped", refused)
+        return TorchPreparedEncode(jobs, nonfinite)
 
     def __call__(
         self,
@@ -49,10 +86,7 @@ class TorchEncodeGrouped:
         nonfinite: torch.Tensor | None = None,
         workspace: torch.Tensor | None = None,
     ) -> None:
-        for job in jobs:
-            job.check(nonfinite=nonfinite)
-        for job in jobs:
-            ENCODE(job, nonfinite=nonfinite)
+        self.prepare(jobs, nonfinite=nonfinite)()
 
 
 def amax_into(

@@ -3,7 +3,7 @@
 Unit: one change of one tensor of one parity case. Knows no op and no backend.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields, is_dataclass, replace
 
 import torch
@@ -11,26 +11,27 @@ import torch
 from syncline.model_ops_rocm.testing.parity import Arguments, Case, Maker, buffers_of
 
 Change = Callable[[torch.Tensor], torch.Tensor]
+Path = tuple[str | int, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WrongCall:
-    """`case` with `change` made to the tensor `part` of `argument`; None: the argument itself."""
+    """`case` with `change` made to the tensor of `argument` that `path` leads to."""
 
     case: Case
     argument: str
-    part: str | int | None
+    path: Path
     change: str
     _apply: Change
 
     def build(self, make: Maker) -> Arguments:
         call = self.case.build(make)
         given = call[self.argument]
-        return call | {self.argument: _put(given, self.part, self._apply)}
+        return call | {self.argument: _put(given, self.path, self._apply)}
 
     def __str__(self) -> str:
-        part = "" if self.part is None else f".{self.part}"
-        return f"{self.case}: {self.argument}{part} {self.change}"
+        where = ".".join(map(str, (self.argument, *self.path)))
+        return f"{self.case}: {where} {self.change}"
 
 
 def one_per_shape_of_call(cases: Iterable[Case]) -> Iterator[Case]:
@@ -46,9 +47,9 @@ def one_per_shape_of_call(cases: Iterable[Case]) -> Iterator[Case]:
 def calls_elsewhere(case: Case, make: Maker) -> Iterator[WrongCall]:
     """Each tensor of the case on the meta device."""
     for argument, given in case.build(make).items():
-        for part, _ in _parts(given):
+        for path, _ in _parts(given):
             yield WrongCall(
-                case=case, argument=argument, part=part, change="elsewhere", _apply=_elsewhere
+                case=case, argument=argument, path=path, change="elsewhere", _apply=_elsewhere
             )
 
 
@@ -62,10 +63,10 @@ def wrong_calls(case: Case, make: Maker) -> Iterator[WrongCall]:
     A wrong dtype is `dtype`, or `double` where a float64 takes the place of another float.
     """
     for argument, given in case.build(make).items():
-        for part, tensor in _parts(given):
+        for path, tensor in _parts(given):
             for change, apply in _changes(tensor):
                 yield WrongCall(
-                    case=case, argument=argument, part=part, change=change, _apply=apply
+                    case=case, argument=argument, path=path, change=change, _apply=apply
                 )
 
 
@@ -75,27 +76,39 @@ def bytes_of(call: Arguments) -> list[torch.Tensor]:
     return [one.contiguous().reshape(-1).clone().view(torch.uint8) for one in buffers]
 
 
-def _parts(given: object) -> Iterator[tuple[str | int | None, torch.Tensor]]:
+def _parts(given: object) -> Iterator[tuple[Path, torch.Tensor]]:
+    """Every tensor of an argument, in tuples, mappings and dataclasses within each other."""
     if isinstance(given, torch.Tensor):
-        yield None, given
-    elif isinstance(given, tuple):
-        yield from ((at, one) for at, one in enumerate(given) if isinstance(one, torch.Tensor))
-    elif is_dataclass(given) and not isinstance(given, type):
-        for field in fields(given):
-            one = getattr(given, field.name)
-            if isinstance(one, torch.Tensor):
-                yield field.name, one
+        yield (), given
+        return
+    for step, entry in _entries(given).items():
+        yield from (((step, *path), tensor) for path, tensor in _parts(entry))
 
 
-def _put(given: object, part: str | int | None, apply: Change) -> object:
-    if isinstance(given, torch.Tensor):
-        return apply(given)
+def _entries(given: object) -> Mapping[str | int, object]:
     if isinstance(given, tuple):
-        entries = [apply(one) if at == part else one for at, one in enumerate(given)]
+        return dict(enumerate(given))
+    if isinstance(given, Mapping):
+        return given
+    if is_dataclass(given) and not isinstance(given, type):
+        return {field.name: getattr(given, field.name) for field in fields(given)}
+    return {}
+
+
+def _put(given: object, path: Path, apply: Change) -> object:
+    if not path:
+        assert isinstance(given, torch.Tensor)
+        return apply(given)
+    entries = dict(_entries(given))
+    entries[path[0]] = _put(entries[path[0]], path[1:], apply)
+    if isinstance(given, tuple):
+        values = list(entries.values())
         # A named tuple is made from its entries, a plain one from a list of them.
-        return type(given)(*entries) if type(given) is not tuple else tuple(entries)
-    assert is_dataclass(given) and not isinstance(given, type) and isinstance(part, str)
-    return replace(given, **{part: apply(getattr(given, part))})
+        return type(given)(*values) if type(given) is not tuple else tuple(values)
+    if isinstance(given, Mapping):
+        return entries
+    assert is_dataclass(given) and not isinstance(given, type) and isinstance(path[0], str)
+    return replace(given, **{path[0]: entries[path[0]]})
 
 
 def _changes(tensor: torch.Tensor) -> Iterator[tuple[str, Change]]:

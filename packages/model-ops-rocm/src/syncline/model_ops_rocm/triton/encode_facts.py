@@ -73,6 +73,8 @@ class EncodeFacts:
     # float32, bfloat16, float16, "bits" that are copied, or the type of codes that have scales.
     source: str
     code: str  # a CodeType, a floating dtype, or "bits"
+    # Of bits: the type of codes, "float32" or "e8m0" scales, of which what is no number is flagged.
+    flags: str = ""
     weight: PlaceFacts = PlaceFacts()
     # Where all columns and strides of the source are multiples of `unit`, they come divided by it;
     # so do the strides of the stored weight, by `stored_unit`: 16 bytes.

@@ -65,6 +65,29 @@ class SlotPlan:
     is_unit_wide: bool  # the stored strides are whole vectors
 
 
+def weight_places(storage_format: StorageFormat, logical_shape: tuple[int, ...]) -> Places:
+    """Of the codes. FormatError for a layout that is no order of digits, or has too many."""
+    weight = storage_format.codes(logical_shape)
+    places = places_of(storage_format.layout, weight.shape, weight.dtype)
+    if places is None or not has_place_facts(places):
+        raise refuse_format(
+            *(storage_format, "a layout of at most two digits under the rest in each dimension"),
+            storage_format.layout.describe(),
+        )
+    return places
+
+
+def places_of_scales(storage_format: StorageFormat, logical_shape: tuple[int, ...]) -> Places:
+    """The same of the scales."""
+    places = storage_format.scale_places(logical_shape)
+    if not has_place_facts(places):
+        raise refuse_format(
+            *(storage_format, "a scale layout of at most two digits under the rest"),
+            storage_format.scale_layout.describe(),
+        )
+    return places
+
+
 @lru_cache(maxsize=4_096)
 def slot_plan(
     storage_format: StorageFormat,
@@ -73,28 +96,14 @@ def slot_plan(
     scales: Scales,
     target: tuple[str, bool],
 ) -> SlotPlan:
-    """`source` is the name of its dtype; `target` the architecture, and whether it has an fma.
-
-    FormatError for a layout that is no order of digits, or has too many of them.
-    """
-    weight = storage_format.codes(logical_shape)
-    places = places_of(storage_format.layout, weight.shape, weight.dtype)
-    if places is None or not has_place_facts(places):
-        raise refuse_format(
-            *(storage_format, "a layout of at most two digits under the rest in each dimension"),
-            storage_format.layout.describe(),
-        )
+    """`source` is the name of its dtype; `target` the architecture, and whether it has an fma."""
+    places = weight_places(storage_format, logical_shape)
     recipe, scale, grid = storage_format.recipe, Axis3(0, 0, 0, 0), (1, 1)
     if isinstance(recipe, Quantised):
         facts = recipe_facts(recipe, scales, arch=target[0], has_fma=target[1])
-        scale_places = storage_format.scale_places(logical_shape)
-        if not has_place_facts(scale_places):
-            raise refuse_format(
-                *(storage_format, "a scale layout of at most two digits under the rest"),
-                storage_format.scale_layout.describe(),
-            )
+        scale_places = places_of_scales(storage_format, logical_shape)
         logical_grid = (1, *storage_format.scale_grid(logical_shape).shape)[-2:]
-        scale, grid = _axis(scale_places), (logical_grid[0], logical_grid[1])
+        scale, grid = axis_of(scale_places), (logical_grid[0], logical_grid[1])
         facts = replace(facts, source=source, scale_places=PlaceFacts.of(scale_places))
     else:
         assert isinstance(recipe, Unquantised)
@@ -104,7 +113,8 @@ def slot_plan(
         facts = EncodeFacts(source=source, code=name, has_fma=target[1])
         if source == name:
             facts = replace(facts, source="bits", code="bits")
-    axis, vector = _axis(places), _VECTOR_BYTES // weight.dtype.itemsize
+    code_bytes = storage_format.codes(logical_shape).dtype.itemsize
+    axis, vector = axis_of(places), _VECTOR_BYTES // code_bytes
     per_code = 2 if facts.code == CodeType.E2M1 else 1
     return SlotPlan(
         facts=replace(facts, weight=PlaceFacts.of(places)),
@@ -117,11 +127,11 @@ def slot_plan(
     )
 
 
-def bits_plan(places: Places, lead: tuple[int, ...], itemsize: int) -> SlotPlan:
-    """Elements that are copied as they are."""
-    axis, vector = _axis(places), _VECTOR_BYTES // itemsize
+def bits_plan(places: Places, lead: tuple[int, ...], itemsize: int, flags: str = "") -> SlotPlan:
+    """Elements that are copied as they are; `flags` as in `EncodeFacts`."""
+    axis, vector = axis_of(places), _VECTOR_BYTES // itemsize
     return SlotPlan(
-        facts=EncodeFacts(source="bits", code="bits", weight=PlaceFacts.of(places)),
+        facts=EncodeFacts(source="bits", code="bits", flags=flags, weight=PlaceFacts.of(places)),
         shape=places.shape,
         weight=axis,
         scale=Axis3(0, 0, 0, 0),
@@ -135,7 +145,8 @@ def _is_wide(axis: Axis3, vector: int) -> bool:
     return all(stride % vector == 0 for stride in (axis.matrix, axis.stride, axis.part_stride))
 
 
-def _axis(places: Places) -> Axis3:
+def axis_of(places: Places) -> Axis3:
+    """Of rows."""
     rows = places.rows
     return Axis3(places.numel, rows.stride, rows.part_size, rows.part_stride)
 

@@ -125,7 +125,7 @@ def _grouped(*weights: tuple[StorageFormat, Shape]) -> Case:
             )
             for number, (storage, shape) in enumerate(weights)
         )
-        workspace = torch.zeros(256 * (len(jobs) + 4), dtype=torch.uint8, device=make.device)
+        workspace = make.nan(2_048).view(torch.uint8)
         return {"jobs": jobs, "nonfinite": _flag(make), "workspace": workspace}
 
     label = f"{len(weights)}-of-{weights[0][0].describe()}" if weights else "none"

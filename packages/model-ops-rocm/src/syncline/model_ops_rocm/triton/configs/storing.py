@@ -1,8 +1,8 @@
 """Configurations of the ops that store weights; imports no Triton.
 
 Kinds: token, a row per scale, whose buckets are widths of a row; 128x128; block, 1x128 and 1x32;
-spread, scales that are known, or none; bytes, codes that are copied; fill, padding of scales. The
-other buckets hold any width.
+spread, scales that are known, or none; maxima, of which scales are made; bytes, codes that are
+copied, and scales, theirs; fill, padding of scales. The other buckets hold any width.
 """
 
 from collections.abc import Iterator
@@ -37,11 +37,18 @@ _TILES: Final = {
     "block": _tile(4, 16, 256),
     "spread": _tile(4, 32, 128),
 }
+_MAXIMA: Final = _tile(8, 64, 256)
+_COPIES: Final = (
+    (torch.uint8, "bytes", _TILES["spread"]),
+    (torch.uint8, "scales", _tile(4, 32, 8)),
+    (torch.float32, "scales", _tile(4, 32, 8)),
+    (torch.uint8, "fill", _tile(4, 32, 32)),
+)
 
 
 def _many(config: LaunchConfig, kind: str) -> LaunchConfig:
     """Of a program that takes several tiles in a row, so that it looks up their weight once."""
-    tiles = 2 if kind == "128x128" else 8
+    tiles = 2 if kind in ("128x128", "maxima") else 8
     return replace(config, constants={**config.constants, "TILES": tiles})
 
 
@@ -54,6 +61,10 @@ def table() -> Iterator[Row]:
             for width, kind, config in rows:
                 yield ConfigKey("encode", arch, dtype, width, kind), config
                 yield ConfigKey("encode_grouped", arch, dtype, width, kind), _many(config, kind)
-            yield ConfigKey("amax_into", arch, dtype, ANY_WIDTH), _tile(8, 64, 256)
-        yield ConfigKey("encode", arch, torch.uint8, ANY_WIDTH, "bytes"), _TILES["spread"]
-        yield ConfigKey("encode", arch, torch.uint8, ANY_WIDTH, "fill"), _tile(4, 32, 32)
+            yield ConfigKey("amax_into", arch, dtype, ANY_WIDTH), _MAXIMA
+            key = ConfigKey("encode_grouped", arch, dtype, ANY_WIDTH, "maxima")
+            yield key, _many(_MAXIMA, "maxima")
+        for dtype, kind, config in _COPIES:
+            yield ConfigKey("encode", arch, dtype, ANY_WIDTH, kind), config
+            key = ConfigKey("encode_grouped", arch, dtype, ANY_WIDTH, kind)
+            yield key, _many(config, kind)

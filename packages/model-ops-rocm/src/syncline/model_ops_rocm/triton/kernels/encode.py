@@ -264,7 +264,7 @@ def encode_tile(
         column = first_column + step % ACROSS * BLOCK_COLUMNS
         if FACTS.scales == "none":
             codes = copied(
-                *(source, weight_ptr, row, column, row_box, column_box),
+                *(source, weight_ptr, flag_ptr, row, column, row_box, column_box),
                 *(FACTS, BLOCK_ROWS, BLOCK_COLUMNS),
             )
         elif STEPS > 1:
@@ -327,8 +327,11 @@ def encode_kernel(
     BLOCK_COLUMNS: tl.constexpr,
     ACROSS: tl.constexpr,
 ):
-    # Matrix by matrix, row of tiles by row of tiles.
-    matrix = tl.program_id(2).to(tl.int64)
+    # Matrix by matrix, row of tiles by row of tiles; backwards where another pass went before, of
+    # which a cache still has the end.
+    matrix, row = tl.program_id(2).to(tl.int64), tl.program_id(1)
+    if FACTS.scales == "amax":
+        matrix, row = tl.num_programs(2) - 1 - matrix, tl.num_programs(1) - 1 - row
     stored = matrix + first_matrix
     encode_tile(
         (
@@ -344,7 +347,7 @@ def encode_kernel(
             read_ptr + stored * given_matrix,
             flag_ptr,
         ),
-        (tl.program_id(1), tl.program_id(0)),
+        (row, tl.program_id(0)),
         (row_origin, row_start, row_stop, row_end),
         (column_origin, column_start, column_stop, column_end),
         (weight_stride, weight_part, weight_part_stride),

@@ -159,9 +159,24 @@ def bf16_bits(x):
 
 
 @triton.jit
+def _raise_flag(bits, flag_ptr, FLAGS: tl.constexpr):
+    """Of codes or scales that are copied, of the type FLAGS: whether one is no number."""
+    if FLAGS == "float32":
+        is_bad = ((bits > 0.0) & (bits < float("inf"))).to(tl.int32) == 0
+    elif FLAGS == "e4m3fn":
+        is_bad = (bits.to(tl.int32) & 0x7F) == 0x7F
+    else:
+        tl.static_assert(FLAGS == "e4m3fnuz" or FLAGS == "e8m0")
+        is_bad = bits.to(tl.int32) == (0x80 if FLAGS == "e4m3fnuz" else 0xFF)
+    num_bad = tl.max(tl.max(is_bad.to(tl.int32), axis=1), axis=0)
+    tl.store(flag_ptr, 1, mask=num_bad > 0)
+
+
+@triton.jit
 def copied(
     source,
     weight_ptr,
+    flag_ptr,
     first_row,
     first_column,
     row_box,
@@ -177,7 +192,14 @@ def copied(
         columns = first_column + tl.arange(0, BLOCK_COLUMNS)
         strides = (source[1], source[2])
         at, is_read = tile_of_source(rows, columns, row_box, column_box, strides, UNIT)
-        codes = tl.load(source[0] + at, mask=is_read, other=0)
+        if FACTS.flags == "":
+            codes = tl.load(source[0] + at, mask=is_read, other=0)
+        else:
+            # What is not read is a number, and where a scale is copied nothing is padded.
+            FLAGS: tl.constexpr = FACTS.flags
+            codes = tl.load(source[0] + at, mask=is_read, other=1)
+            _raise_flag(codes, flag_ptr, FLAGS)
+            codes = tl.where(is_read, codes, 0)
     else:
         codes = numbers(
             *(source, first_row, first_column, row_box, column_box),

@@ -1,31 +1,27 @@
 """Storing weights, and the maxima that their scales are made of, by Triton."""
 
 from collections.abc import Sequence as SequenceABC
-from dataclasses import replace
 from typing import Final, Literal
 
 import torch
 
-from syncline.model_ops_rocm.checks import refuse, require_float, require_workspace
+from syncline.model_ops_rocm.checks import (
+    refuse,
+    require_contiguous,
+    require_float,
+    require_workspace,
+)
 from syncline.model_ops_rocm.formats.coded import CodedSource
 from syncline.model_ops_rocm.formats.jobs import EncodeJob
 from syncline.model_ops_rocm.formats.partials import AmaxPartial
 from syncline.model_ops_rocm.formats.quantised import Quantised
-from syncline.model_ops_rocm.formats.recipes import WEIGHT, WEIGHT_SCALE
+from syncline.model_ops_rocm.formats.recipes import WEIGHT_SCALE
 from syncline.model_ops_rocm.formats.storage_format import StorageFormat
-from syncline.model_ops_rocm.layouts import RowMajor
-from syncline.model_ops_rocm.layouts.places import Places, places_of
-from syncline.model_ops_rocm.regions import Region, region_numel, region_view
-from syncline.model_ops_rocm.triton.configs.base import ANY_WIDTH
+from syncline.model_ops_rocm.regions import Region, region_numel
 from syncline.model_ops_rocm.triton.encode_facts import Scales
-from syncline.model_ops_rocm.triton.encode_plan import (
-    SlotPlan,
-    Source,
-    bits_plan,
-    parts_of,
-    scales_for,
-)
+from syncline.model_ops_rocm.triton.encode_plan import scales_for
 from syncline.model_ops_rocm.triton.launch import LAUNCHER, require_reachable
+from syncline.model_ops_rocm.triton.ops.encode_kept import copies_of, with_kept_codes
 from syncline.model_ops_rocm.triton.ops.encode_launch import (
     AMAX,
     ENCODE,
@@ -33,7 +29,7 @@ from syncline.model_ops_rocm.triton.ops.encode_launch import (
     launch_amax,
     launch_encode,
     launch_parts,
-    raw,
+    paddings_of,
 )
 
 
@@ -82,10 +78,16 @@ class TritonEncode:
 
 def check_job(op: str, job: EncodeJob, nonfinite: torch.Tensor | None) -> None:
     """What this backend asks of a job beyond its format."""
-    source = job.source.weight.codes if isinstance(job.source, CodedSource) else job.source
-    if not isinstance(job.source, CodedSource):
+    source = job.source
+    if isinstance(source, CodedSource):
+        weight = source.weight
+        require_reachable(op, source_codes=weight.codes, source_scale=weight.scale)
+    else:
         require_float(op, "source", source)
-    require_reachable(op, source=source, scales=job.scales, nonfinite=nonfinite, **job.out)
+        require_reachable(op, source=source)
+    require_reachable(op, scales=job.scales, nonfinite=nonfinite, **job.out)
+    if job.scales is not None:
+        require_contiguous(op, "scales", job.scales)
     if nonfinite is None and isinstance(job.storage_format.recipe, Quantised):
         refuse(op, "nonfinite", "be given: this backend does not wait for the device", None)
 
@@ -101,51 +103,15 @@ def mode_of(job: EncodeJob, shape: tuple[int, ...]) -> Scales | Literal["keep"]:
 
 def keep_codes(job: EncodeJob, shape: tuple[int, ...], nonfinite: torch.Tensor | None) -> None:
     """Codes and scales copied to their places."""
-    storage_format, region = job.storage_format, job.region
-    if region_numel(region) == 0:
-        return
-    assert isinstance(job.source, CodedSource)
-    kept = storage_format.keep(job.source, region, shape)
-    assert kept.nonfinite is not None
     assert nonfinite is not None
-    nonfinite.logical_or_(kept.nonfinite)
-    weight, scale = job.out[WEIGHT], job.out[WEIGHT_SCALE]
-    codes = storage_format.codes(shape)
-    places = places_of(storage_format.layout, codes.shape, codes.dtype)
-    assert places is not None
-    _copy(places, weight, kept.tensors[WEIGHT], storage_format.padded_region(region))
-    touched = storage_format.touched_scales(shape, region)
-    if storage_format.scale_layout == RowMajor():
-        region_view(scale, touched).copy_(kept.tensors[WEIGHT_SCALE])
+    if region_numel(job.region) == 0:
         return
-    plan = _copy(storage_format.scale_places(shape), scale, kept.tensors[WEIGHT_SCALE], touched)
-    facts = replace(plan.facts, scale_places=plan.facts.weight)
-    whole = storage_format.scale_part(touched, shape)
-    fill(replace(plan, scale=plan.weight, facts=facts), raw(scale), touched, whole)
-
-
-def encode_coded(job: EncodeJob, shape: tuple[int, ...], nonfinite: torch.Tensor | None) -> None:
-    """A checked job of codes with scales, which needs no workspace."""
-    mode = mode_of(job, shape)
-    if mode == "keep":
-        keep_codes(job, shape, nonfinite)
-        return
-    if mode == "amax":
-        limit = "have scales given where one pass over the source cannot make them"
-        refuse(ENCODE, "job", limit, job.storage_format.describe())
-    if region_numel(job.region):
-        launch_encode(job, shape, mode, (job.scales, nonfinite))
-
-
-def _copy(places: Places, out: torch.Tensor, source: torch.Tensor, region: Region) -> SlotPlan:
-    plan = bits_plan(places, tuple(out.shape[:-2]), out.itemsize)
-    source, out = raw(source), raw(out)
-    parts = parts_of(plan, region, region, Source(source), out)
-    is_bytes = source.dtype is torch.uint8
-    kind = "bytes" if is_bytes else "spread"
-    chosen = LAUNCHER.config(ENCODE, source.dtype, ANY_WIDTH, kind)
-    launch_parts(plan, parts, chosen, Source(source), (out, out, out, out))
-    return plan
+    kept = with_kept_codes(job)
+    for copy in copies_of(kept, shape):
+        others = copy.out, copy.out, copy.out, nonfinite.view(torch.uint8)
+        launch_parts(copy.plan, copy.parts, copy.chosen, copy.source, others)
+    for padding in paddings_of(kept, shape):
+        fill(padding, job.out[WEIGHT_SCALE])
 
 
 def amax_into(

@@ -4,25 +4,37 @@ Unit: one region of one slot, or the grid of its scales.
 """
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from functools import lru_cache
 from typing import Final, NamedTuple
 
 import torch
 
 from syncline.model_ops_rocm.formats.coded import CodedSource
 from syncline.model_ops_rocm.formats.jobs import EncodeJob
+from syncline.model_ops_rocm.formats.quantised import Quantised
 from syncline.model_ops_rocm.formats.recipes import WEIGHT, WEIGHT_SCALE
 from syncline.model_ops_rocm.formats.storage_format import StorageFormat
 from syncline.model_ops_rocm.layouts.base import as_bits
 from syncline.model_ops_rocm.regions import Region
 from syncline.model_ops_rocm.triton.configs.base import ANY_WIDTH, ConfigKey
-from syncline.model_ops_rocm.triton.encode_facts import EncodeFacts, Scales, dtype_name
+from syncline.model_ops_rocm.triton.encode_facts import (
+    EncodeFacts,
+    PlaceFacts,
+    Scales,
+    dtype_name,
+)
 from syncline.model_ops_rocm.triton.encode_plan import (
+    Axis3,
+    Box,
     Part,
     SlotPlan,
     Source,
+    axis_of,
     coded_plan,
     matrix_runs,
     parts_of,
+    places_of_scales,
     slot_plan,
 )
 from syncline.model_ops_rocm.triton.geometry import power_of_two
@@ -111,7 +123,8 @@ def launch_encode(
     parts = parts_of(plan, storage_format.padded_region(region), region, source, tensors[0])
     launch_parts(plan, parts, chosen_for(plan, dtype), source, tensors)
     if plan.facts.scales != "none":
-        fill_padding(job, shape, plan)
+        for padding in paddings_of(job, shape):
+            fill(padding, tensors[1])
 
 
 def tensors_of(
@@ -204,31 +217,79 @@ def _moved(tensor: torch.Tensor, offset: int) -> torch.Tensor:
     return tensor.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset() + offset)
 
 
-def fill_padding(job: EncodeJob, shape: tuple[int, ...], plan: SlotPlan) -> None:
-    """What the scale layout has behind the job's region, not empty, if it reaches the edge."""
-    touched = job.storage_format.touched_scales(shape, job.region)
-    whole = job.storage_format.scale_part(touched, shape)
-    fill(plan, raw(job.out[WEIGHT_SCALE]), touched, whole)
+class Padding(NamedTuple):
+    """A rectangle of scales that nothing is known of: all of `whole` behind `touched`."""
+
+    places: PlaceFacts  # whose `fill` is stored
+    scale: Axis3
+    lead: tuple[int, ...]
+    touched: Region
+    whole: Region
+
+    @property
+    def boxes(self) -> tuple[Box, Box]:
+        """Of rows and of columns."""
+        (rows, columns), (all_rows, all_columns) = self.touched[-2:], self.whole[-2:]
+        return Box(rows[0], *rows, all_rows[1]), Box(columns[0], *columns, all_columns[1])
+
+    @property
+    def runs(self) -> list[tuple[int, int, int]]:
+        """As `matrix_runs` says."""
+        return matrix_runs(self.lead, self.touched[:-2], (0,) * len(self.lead))
 
 
-def fill(plan: SlotPlan, scale: torch.Tensor, touched: Region, whole: Region) -> None:
-    """The padding of the scale layout behind a region that reaches the last scale."""
-    if whole == touched:
-        return
-    rows, columns = touched[-2:]
-    row_end, column_end = whole[-2][1], whole[-1][1]
-    chosen = LAUNCHER.config(ENCODE, torch.uint8, ANY_WIDTH, "fill")
+def paddings_of(job: EncodeJob, shape: tuple[int, ...]) -> list[Padding]:
+    """What has scales behind those that a job, not empty, gives: its layout's, and kept codes'."""
+    storage_format, source = job.storage_format, job.source
+    touched = storage_format.touched_scales(shape, job.region)
+    whole, own = storage_format.scale_part(touched, shape), touched
+    if job.scales is None and isinstance(source, CodedSource) and storage_format.keeps(source):
+        own = scales_of_source(source, touched)
+    if own == touched == whole:
+        return []
+    places, found = places_of_scales(storage_format, shape), []
+    facts, scale = PlaceFacts.of(places), axis_of(places)
+    if own != touched:
+        assert isinstance(storage_format.recipe, Quantised)
+        zeros = replace(facts, fill=_bits_of_zero(storage_format.recipe))
+        found.append(Padding(zeros, scale, shape[:-2], own, touched))
+    if touched != whole:
+        found.append(Padding(facts, scale, shape[:-2], touched, whole))
+    return found
+
+
+def scales_of_source(source: CodedSource, touched: Region) -> Region:
+    """Of the scales that a region has elements of, those that come with it: not of its padding."""
+    sizes = source.weight.scale.shape
+    return tuple((start, start + size) for (start, _), size in zip(touched, sizes, strict=True))
+
+
+@lru_cache(maxsize=256)
+def _bits_of_zero(recipe: Quantised) -> int:
+    """The scale of zeros."""
+    return int(as_bits(recipe.scales_of(torch.zeros(1))).item())
+
+
+def tiles_of_padding(padding: Padding, chosen: Chosen) -> tuple[int, int]:
+    """Tiles across and down one matrix."""
+    rows, columns = padding.boxes
     block = chosen[1].constants
-    down = -(-(row_end - rows[0]) // block["BLOCK_ROWS"])
-    across = -(-(column_end - columns[0]) // block["BLOCK_COLUMNS"])
-    for first, matrices, _ in matrix_runs(plan.lead, touched[:-2], (0,) * len(plan.lead)):
+    across = -(-(columns.end - columns.start) // block["BLOCK_COLUMNS"])
+    return across, -(-(rows.end - rows.start) // block["BLOCK_ROWS"])
+
+
+def fill(padding: Padding, scale: torch.Tensor) -> None:
+    chosen = LAUNCHER.config(ENCODE, torch.uint8, ANY_WIDTH, "fill")
+    across, down = tiles_of_padding(padding, chosen)
+    rows, columns = padding.boxes
+    for first, matrices, _ in padding.runs:
         for matrix in range(0, matrices, _MAX_GRID):
             LAUNCHER.launch(
                 fill_scales_kernel,
                 (across, down, min(matrices - matrix, _MAX_GRID)),
                 chosen,
-                (scale, *rows, row_end, *columns, column_end, first + matrix, *plan.scale),
-                {"PLACES": plan.facts.scale_places},
+                (as_bits(scale), *rows[1:], *columns[1:], first + matrix, *padding.scale),
+                {"PLACES": padding.places},
             )
 
 
@@ -246,16 +307,7 @@ def launch_amax(
     tile = tile_of(chosen, plan)
     padded = storage_format.padded_region(region)
     for part in parts_of(plan, padded, region, taken, taken.values):
-        facts = EncodeFacts(
-            source=part.facts.source,
-            source_share=part.facts.source_share,
-            source_is_e8m0=part.facts.source_is_e8m0,
-            source_is_aligned=part.facts.source_is_aligned,
-            code="",
-            share=part.facts.share,
-            unit=part.facts.unit,
-            max_is_float=part.facts.max_is_float,
-        )
+        facts = amax_facts(part.facts)
         for grid, first_row, matrix in grids_of(part, tile):
             LAUNCHER.launch(
                 amax_kernel,
@@ -269,3 +321,17 @@ def launch_amax(
                 ),
                 {"FACTS": facts, "HAS_COUNTS": counts is not None},
             )
+
+
+def amax_facts(facts: EncodeFacts) -> EncodeFacts:
+    """What the pass that makes maxima knows of a part that is stored."""
+    return EncodeFacts(
+        source=facts.source,
+        source_share=facts.source_share,
+        source_is_e8m0=facts.source_is_e8m0,
+        source_is_aligned=facts.source_is_aligned,
+        code="",
+        share=facts.share,
+        unit=facts.unit,
+        max_is_float=facts.max_is_float,
+    )

@@ -1,0 +1,314 @@
+"""Many jobs sorted into launches, and what each launch reads of them; launches nothing.
+
+Unit: one table. What is checked and worked out of a job is kept for the jobs like it, of the same
+format, shapes, strides and region: of those only the tensors themselves are looked at.
+"""
+
+from array import array
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+
+import torch
+
+from syncline.model_ops_rocm.checks import refuse
+from syncline.model_ops_rocm.formats.coded import CodedSource
+from syncline.model_ops_rocm.formats.jobs import EncodeJob
+from syncline.model_ops_rocm.formats.recipes import WEIGHT, WEIGHT_SCALE, TensorSpec
+from syncline.model_ops_rocm.layouts.base import as_bits
+from syncline.model_ops_rocm.regions import region_numel
+from syncline.model_ops_rocm.triton.configs.base import ANY_WIDTH
+from syncline.model_ops_rocm.triton.encode_facts import Scales
+from syncline.model_ops_rocm.triton.encode_plan import Part, SlotPlan, parts_of
+from syncline.model_ops_rocm.triton.encode_table import (
+    Numbers,
+    numbers_of_padding,
+    numbers_of_part,
+)
+from syncline.model_ops_rocm.triton.kernels.encode_grouped import (
+    amax_grouped_kernel,
+    encode_grouped_kernel,
+    fill_grouped_kernel,
+)
+from syncline.model_ops_rocm.triton.launch import LAUNCHER, Kernel
+from syncline.model_ops_rocm.triton.ops.encode import check_job, mode_of
+from syncline.model_ops_rocm.triton.ops.encode_kept import converts, copies_of
+from syncline.model_ops_rocm.triton.ops.encode_launch import (
+    Chosen,
+    amax_facts,
+    chosen_for,
+    paddings_of,
+    plan_of,
+    row_dtype,
+    tensors_of,
+    tile_of,
+    tiles_of,
+    tiles_of_padding,
+)
+
+ENCODE_GROUPED: Final = "encode_grouped"
+# In the order of their launches: a later stage reads what an earlier one leaves.
+MAXIMA, TILES, PADDING = range(3)
+_WEIGHT, _SCALE, _SOURCE, _SOURCE_SCALE = range(4)  # of a job's addresses
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Kind:
+    """The rows of one launch, as they are found."""
+
+    stage: int
+    kernel: Kernel
+    chosen: Chosen
+    constants: Mapping[str, object]
+    samples: tuple[torch.Tensor, ...]  # of one of the jobs, for their types
+    num_rows: int = 0
+    num_tiles: int = 0
+    table: "array[int]" = field(default_factory=lambda: array("q"))
+
+
+class _Row(NamedTuple):
+    """What the rows of jobs that are alike have in common."""
+
+    kind: Kind
+    numbers: Numbers
+    num_tiles: int
+    source: int = _SOURCE  # which of the job's addresses, and how many bytes from it on
+    source_offset: int = 0
+    weight: int = _WEIGHT
+    source_scale_offset: int = 0
+    maxima_at: int | None = None  # bytes from the job's maxima on, where they count
+
+
+class _Found(NamedTuple):
+    """What a job needs: rows of launches, and maxima to be made first."""
+
+    rows: list[_Row]
+    num_maxima: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Like:
+    """What jobs that differ in their tensors alone have in common."""
+
+    spec: dict[str, TensorSpec]
+    device: torch.device
+    scales: TensorSpec | None
+    num_maxima: int
+    rows: tuple[_Row, ...]
+
+    def fits(self, job: EncodeJob) -> bool:
+        """Whether the job's tensors are what those of the first one were."""
+        out, spec, source = job.out, self.spec, job.source
+        if len(out) != len(spec):
+            return False
+        if isinstance(source, CodedSource):
+            if source.weight.scale.device != self.device:
+                return False
+            source = source.weight.codes
+        if source.device != self.device:
+            return False
+        for name, tensor in out.items():
+            wanted = spec.get(name)
+            if wanted is None or not _is(tensor, wanted, self.device):
+                return False
+        if job.scales is None or self.scales is None:
+            return job.scales is None
+        return _is(job.scales, self.scales, self.device)
+
+
+def _is(tensor: torch.Tensor, wanted: TensorSpec, device: torch.device) -> bool:
+    return (
+        tensor.shape == wanted.shape
+        and tensor.dtype is wanted.dtype
+        and tensor.device == device
+        and tensor.is_contiguous()
+    )
+
+
+class JobTable:
+    """Sorts jobs into kinds; knows them by what they are like.
+
+    `base` is the address of the maxima of all jobs, which are counted in `num_maxima`.
+    """
+
+    __slots__ = ("_base", "_kinds", "_like", "_nonfinite", "num_maxima")
+
+    def __init__(self, nonfinite: torch.Tensor | None, base: int) -> None:
+        self._nonfinite = nonfinite
+        self._base = base
+        self._kinds: dict[object, Kind] = {}
+        self._like: dict[object, _Like] = {}
+        self.num_maxima = 0
+
+    @property
+    def kinds(self) -> list[Kind]:
+        found = (kind for kind in self._kinds.values() if kind.num_rows)
+        return sorted(found, key=lambda kind: kind.stage)
+
+    def add(self, job: EncodeJob) -> None:
+        """Raises what is wrong with the job, and has then added nothing of it."""
+        source, coded, codes_of = job.source, 0, None
+        if isinstance(source, CodedSource):
+            scale = source.weight.scale
+            coded, codes_of = scale.data_ptr(), (source.granularity, scale.dtype, scale.stride())
+            source = source.weight.codes
+        weight, scale_out = job.out.get(WEIGHT), job.out.get(WEIGHT_SCALE)
+        weight_at = -1 if weight is None else weight.data_ptr()
+        scale_at = weight_at if scale_out is None else scale_out.data_ptr()
+        at = weight_at, scale_at, source.data_ptr(), coded
+        key = (
+            *(id(job.storage_format), job.region, source.dtype, source.shape, source.stride()),
+            *(codes_of, job.scales is None, at[_SOURCE] % 16 == 0, weight_at % 16 == 0),
+        )
+        like = self._like.get(key)
+        if like is None or not like.fits(job):
+            like = self._like[key] = self._first(job)
+        given_at = scale_at if job.scales is None else job.scales.data_ptr()
+        maxima_at = self._base + 4 * self.num_maxima
+        self.num_maxima += like.num_maxima
+        for row in like.rows:
+            kind, read = row.kind, row.maxima_at
+            kind.table.extend(
+                (
+                    *(kind.num_tiles, at[row.source] + row.source_offset, at[row.weight], scale_at),
+                    given_at if read is None else maxima_at + read,
+                    coded + row.source_scale_offset,
+                    *row.numbers,
+                )
+            )
+            kind.num_rows += 1
+            kind.num_tiles += row.num_tiles
+
+    def _first(self, job: EncodeJob) -> _Like:
+        """Checks all there is to check."""
+        shape = job.check(nonfinite=self._nonfinite, allows_meta=LAUNCHER.is_compiling)
+        check_job(ENCODE_GROUPED, job, self._nonfinite)
+        source, scales = job.source, job.scales
+        values = source.weight.codes if isinstance(source, CodedSource) else source
+        if isinstance(source, CodedSource) and not source.weight.scale.is_contiguous():
+            stride = f"strides {source.weight.scale.stride()}"
+            refuse(ENCODE_GROUPED, "source scale", "be contiguous", stride)
+        mode = mode_of(job, shape)
+        if mode == "keep" and converts(job):
+            limit = "have the type that is stored: another is converted with a look at the host"
+            refuse(ENCODE_GROUPED, "source codes", limit, values.dtype)
+        if region_numel(job.region) == 0:
+            found = _Found([], 0)
+        elif mode == "keep":
+            found = self._kept(job, shape)
+        else:
+            found = self._encoded(job, shape, mode)
+        return _Like(
+            spec=job.storage_format.storage_spec(shape),
+            device=values.device,
+            scales=scales if scales is None else _spec(scales),
+            num_maxima=found.num_maxima,
+            rows=tuple(found.rows),
+        )
+
+    def _encoded(self, job: EncodeJob, shape: tuple[int, ...], mode: Scales) -> _Found:
+        """Of numbers, which may come as codes."""
+        plan, source, dtype = plan_of(job.storage_format, shape, mode, job.source)
+        weight, scale, given, flag = tensors_of(job.out, (job.scales, self._nonfinite))
+        parts = parts_of(
+            *(plan, job.storage_format.padded_region(job.region), job.region, source, weight)
+        )
+        sources = source.values, source.values if source.scales is None else source.scales
+        chosen, found = chosen_for(plan, dtype, ENCODE_GROUPED), _Found([], 0)
+        maxima = LAUNCHER.config(ENCODE_GROUPED, row_dtype(dtype), ANY_WIDTH, "maxima")
+        numel = plan.grid[0] * plan.grid[1]
+        for part in parts:
+            offset = None
+            if mode == "amax":
+                given = torch.empty(0, dtype=torch.int32, device=weight.device)
+                # The part's own maxima lie one after another; the kernel counts all of the slot's.
+                offset = 4 * (found.num_maxima - part.first * numel)
+                found = found._replace(num_maxima=found.num_maxima + part.matrices * numel)
+                found.rows.append(self._maxima(plan, part, maxima, (*sources, given), offset))
+            samples = (*sources, weight, scale, given, flag)
+            found.rows.append(self._tiles(plan, part, chosen, samples)._replace(maxima_at=offset))
+        if mode != "none":
+            found.rows.extend(self._paddings(job, shape))
+        return found
+
+    def _kept(self, job: EncodeJob, shape: tuple[int, ...]) -> _Found:
+        """Of codes that are copied, with their scales."""
+        _, _, _, flag = tensors_of(job.out, (None, self._nonfinite))
+        places, rows = ((_SOURCE, _WEIGHT), (_SOURCE_SCALE, _SCALE)), list[_Row]()
+        for copy, (source, weight) in zip(
+            copies_of(job, shape, ENCODE_GROUPED), places, strict=True
+        ):
+            samples = (copy.source.values, copy.source.values, copy.out, copy.out, copy.out, flag)
+            for part in copy.parts:
+                row = self._tiles(copy.plan, part, copy.chosen, samples)
+                rows.append(row._replace(source=source, weight=weight))
+        return _Found([*rows, *self._paddings(job, shape)], 0)
+
+    def _tiles(
+        self, plan: SlotPlan, part: Part, chosen: Chosen, samples: tuple[torch.Tensor, ...]
+    ) -> _Row:
+        tile = tile_of(chosen, plan)
+        constants = {
+            "FACTS": part.facts,
+            "BLOCK_COLUMNS": tile.block_columns,
+            "ACROSS": tile.across,
+        }
+        kind = self._kind(TILES, encode_grouped_kernel, chosen, constants, samples)
+        return _row_of(kind, plan, part, tiles_of(part, tile))
+
+    def _maxima(
+        self,
+        plan: SlotPlan,
+        part: Part,
+        chosen: Chosen,
+        samples: tuple[torch.Tensor, ...],
+        offset: int,
+    ) -> _Row:
+        constants = {"FACTS": amax_facts(part.facts)}
+        kind = self._kind(MAXIMA, amax_grouped_kernel, chosen, constants, samples)
+        tiles = tiles_of(part, tile_of(chosen, plan))
+        return _row_of(kind, plan, part, tiles)._replace(maxima_at=offset)
+
+    def _paddings(self, job: EncodeJob, shape: tuple[int, ...]) -> Iterator[_Row]:
+        """Of scales that nothing is known of."""
+        chosen = LAUNCHER.config(ENCODE_GROUPED, torch.uint8, ANY_WIDTH, "fill")
+        samples = (as_bits(job.out[WEIGHT_SCALE]),)
+        for padding in paddings_of(job, shape):
+            constants = {"PLACES": padding.places}
+            kind = self._kind(PADDING, fill_grouped_kernel, chosen, constants, samples)
+            tiles = tiles_of_padding(padding, chosen)
+            for first, matrices, _ in padding.runs:
+                numbers = numbers_of_padding(padding.boxes, tiles, first, padding.scale)
+                yield _Row(kind, numbers, tiles[0] * tiles[1] * matrices)
+
+    def _kind(
+        self,
+        stage: int,
+        kernel: Kernel,
+        chosen: Chosen,
+        constants: Mapping[str, object],
+        samples: tuple[torch.Tensor, ...],
+    ) -> Kind:
+        types = tuple(sample.dtype for sample in samples)
+        key = stage, chosen[0], tuple(constants.items()), types
+        if key not in self._kinds:
+            self._kinds[key] = Kind(
+                stage=stage, kernel=kernel, chosen=chosen, constants=constants, samples=samples
+            )
+        return self._kinds[key]
+
+
+def _row_of(kind: Kind, plan: SlotPlan, part: Part, tiles: tuple[int, int]) -> _Row:
+    numbers = numbers_of_part(part, tiles, plan.scale, plan.grid)
+    source, source_scale = kind.samples[:2]
+    return _Row(
+        kind,
+        numbers,
+        tiles[0] * tiles[1] * part.matrices,
+        source_offset=part.source_at * source.itemsize,
+        source_scale_offset=part.scale_at * source_scale.itemsize,
+    )
+
+
+def _spec(tensor: torch.Tensor) -> TensorSpec:
+    return TensorSpec(shape=tuple(tensor.shape), dtype=tensor.dtype)
