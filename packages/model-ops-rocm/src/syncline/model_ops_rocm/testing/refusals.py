@@ -5,6 +5,7 @@ Unit: one change of one tensor of one parity case. Knows no op and no backend.
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields, is_dataclass, replace
+from typing import Any  # an entry of a tuple
 
 import torch
 
@@ -102,7 +103,7 @@ def _put(given: object, path: Path, apply: Change) -> object:
     entries = dict(_entries(given))
     entries[path[0]] = _put(entries[path[0]], path[1:], apply)
     if isinstance(given, tuple):
-        values = list(entries.values())
+        values: list[Any] = list(entries.values())
         # A named tuple is made from its entries, a plain one from a list of them.
         return type(given)(*values) if type(given) is not tuple else tuple(values)
     if isinstance(given, Mapping):
