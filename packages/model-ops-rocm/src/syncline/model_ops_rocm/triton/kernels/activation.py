@@ -4,7 +4,7 @@ import triton
 import triton.language as tl
 
 from syncline.model_ops_rocm.triton.kernels.dependent import await_inputs
-from syncline.model_ops_rocm.triton.kernels.quantise import encoded_tile
+from syncline.model_ops_rocm.triton.kernels.quantise import groups_of_program, store_groups
 
 
 @triton.jit
@@ -78,19 +78,21 @@ def silu_and_mul_quant_kernel(
     OVERLAP: tl.constexpr,  # CUDA: launched while the kernel before it ends
 ):
     await_inputs(OVERLAP)
-    BLOCK_GROUPS: tl.constexpr = max(BLOCK_ELEMENTS // BLOCK_WIDTH, 1)
-    NUM_GROUPS: tl.constexpr = (WIDTH + GROUP - 1) // GROUP
-    number = tl.program_id(0).to(tl.int64) * BLOCK_GROUPS + tl.arange(0, BLOCK_GROUPS)
-    row, group = number // NUM_GROUPS, number % NUM_GROUPS
+    row, group, columns, mask = groups_of_program(
+        num_rows, WIDTH, GROUP, BLOCK_ELEMENTS, BLOCK_WIDTH
+    )
     outer, inner = row // INNER, row % INNER
-    within = tl.arange(0, BLOCK_WIDTH)
-    columns = (group * GROUP)[:, None] + within[None, :]
-    mask = (row < num_rows)[:, None] & (columns < WIDTH) & (within < GROUP)[None, :]
     x_row = (outer * x_outer + inner * x_inner)[:, None]
     product = _activated(x_ptr, x_row + columns * x_last, x_row + (columns + WIDTH) * x_last, mask)
-    codes, scales, is_bad = encoded_tile(
+    store_groups(
         product.to(tl.float32),
-        scales_ptr,
+        (codes_ptr, scales_ptr, nonfinite_ptr),
+        (outer, inner, group),
+        columns,
+        (codes_outer, codes_inner, codes_last, scales_outer, scales_inner, scales_last),
+        row < num_rows,
+        mask,
+        HAS_FLAG,
         CODE,
         CLAMP,
         POWER,
@@ -100,11 +102,3 @@ def silu_and_mul_quant_kernel(
         IS_GIVEN,
         NATIVE,
     )
-    codes_at = (outer * codes_outer + inner * codes_inner)[:, None] + columns * codes_last
-    tl.store(codes_ptr + codes_at, codes, mask=mask)
-    if not IS_GIVEN:
-        scales_at = outer * scales_outer + inner * scales_inner + group * scales_last
-        tl.store(scales_ptr + scales_at, scales, mask=row < num_rows)
-    if HAS_FLAG:
-        is_bad = tl.where(row < num_rows, is_bad, 0)
-        tl.store(nonfinite_ptr + tl.zeros_like(is_bad), is_bad, mask=is_bad != 0)

@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 
 from syncline.model_ops_rocm.triton.kernels.dependent import await_inputs
-from syncline.model_ops_rocm.triton.kernels.quantise import encoded_tile
+from syncline.model_ops_rocm.triton.kernels.quantise import encoded_tile, store_scales
 
 
 @triton.jit
@@ -204,11 +204,14 @@ def rms_norm_quant_kernel(
     )
     groups = tl.arange(0, NUM_GROUPS)
     is_group = (rows < num_rows)[:, None] & (groups * GROUP < WIDTH)[None, :]
-    if not IS_GIVEN:
-        scales_at = (outer * scales_outer + inner * scales_inner)[:, None]
-        scales_at += (groups * scales_last)[None, :]
-        scales = tl.reshape(scales, (BLOCK_ROWS, NUM_GROUPS))
-        tl.store(scales_ptr + scales_at, scales, mask=is_group)
-    if HAS_FLAG:
-        is_bad = tl.where(is_group, tl.reshape(is_bad, (BLOCK_ROWS, NUM_GROUPS)), 0)
-        tl.store(nonfinite_ptr + tl.zeros_like(is_bad), is_bad, mask=is_bad != 0)
+    scales_at = (outer * scales_outer + inner * scales_inner)[:, None]
+    scales_at += (groups * scales_last)[None, :]
+    store_scales(
+        (scales_ptr, nonfinite_ptr),
+        tl.reshape(scales, (BLOCK_ROWS, NUM_GROUPS)),
+        tl.reshape(is_bad, (BLOCK_ROWS, NUM_GROUPS)),
+        scales_at,
+        is_group,
+        IS_GIVEN,
+        HAS_FLAG,
+    )
