@@ -1,7 +1,6 @@
 """Storing many weights by Triton: a table of them on the device, and a launch for each kind."""
 
-from array import array
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from collections.abc import Sequence as SequenceABC
 from typing import Final
 
@@ -16,7 +15,7 @@ from syncline.model_ops_rocm.formats.quantised import Quantised
 from syncline.model_ops_rocm.formats.storage_format import StorageFormat
 from syncline.model_ops_rocm.regions import full_region, region_numel
 from syncline.model_ops_rocm.triton.encode_plan import scales_for
-from syncline.model_ops_rocm.triton.encode_table import ROW_BYTES
+from syncline.model_ops_rocm.triton.encode_table import NUM_FIELDS, ROW_BYTES
 from syncline.model_ops_rocm.triton.launch import IS_INTERPRETED, LAUNCHER, require_reachable
 from syncline.model_ops_rocm.triton.ops.encode_jobs import ENCODE_GROUPED, JobTable, Kind
 from syncline.model_ops_rocm.triton.ops.encode_kept import with_kept_codes
@@ -86,7 +85,7 @@ class TritonEncodeGrouped:
         nonfinite: torch.Tensor | None = None,
         workspace: torch.Tensor | None = None,
     ) -> None:
-        _prepared(jobs, nonfinite, workspace, _converted)()
+        _prepared(jobs, nonfinite, workspace, may_look=True)()
 
     def prepare(
         self,
@@ -95,7 +94,7 @@ class TritonEncodeGrouped:
         nonfinite: torch.Tensor | None = None,
         workspace: torch.Tensor | None = None,
     ) -> TritonPreparedEncode:
-        prepared = _prepared(jobs, nonfinite, workspace, lambda job: job)
+        prepared = _prepared(jobs, nonfinite, workspace, may_look=False)
         if not IS_INTERPRETED and not LAUNCHER.is_compiling:
             with LAUNCHER.compiling() as compiled:
                 prepared()
@@ -121,36 +120,36 @@ def _prepared(
     jobs: SequenceABC[EncodeJob],
     nonfinite: torch.Tensor | None,
     workspace: torch.Tensor | None,
-    convert: Callable[[EncodeJob], EncodeJob],
+    *,
+    may_look: bool,
 ) -> TritonPreparedEncode:
     is_on_device = not IS_INTERPRETED and not LAUNCHER.is_compiling
     if is_on_device and torch.cuda.is_current_stream_capturing():
         refuse(ENCODE_GROUPED, "jobs", "be prepared before a graph is recorded", "a recording")
     base = 0 if workspace is None else workspace.data_ptr()
-    table, refused, taken = JobTable(nonfinite, base), [], []
-    for index, job in enumerate(jobs):
+    table, refused, taken = JobTable(nonfinite, base), [], list(jobs)
+    for index, job in enumerate(taken):
         try:
-            taken.append(convert(job))
-            table.add(taken[-1])
+            if may_look and isinstance(job.source, CodedSource):
+                job = taken[index] = _converted(job)
+            table.add(job)
         except (ValueError, OpError) as error:
             refused.append((index, error))
     refuse_jobs(ENCODE_GROUPED, refused)
-    kinds, at = table.kinds, _table_at(table.num_maxima)
-    num_bytes = at + ROW_BYTES * sum(kind.num_rows for kind in kinds)
+    at = _table_at(table.num_maxima)
+    num_bytes = at + ROW_BYTES * table.num_rows
     staged = require_workspace(ENCODE_GROUPED, workspace, num_bytes)
     require_reachable(ENCODE_GROUPED, workspace=staged)
     if base % _ALIGNMENT:
         limit = f"start at a multiple of {_ALIGNMENT} bytes"
         refuse(ENCODE_GROUPED, "workspace", limit, f"{base % _ALIGNMENT} bytes behind one")
-    if not LAUNCHER.is_compiling and kinds:
-        numbers = array("q")
-        for kind in kinds:
-            numbers.extend(kind.table)
-        rows = torch.frombuffer(numbers, dtype=torch.int64)
-        # From pinned memory, so that the copy waits for nothing that the device still has to do.
-        rows = rows if IS_INTERPRETED else rows.pin_memory()
-        staged[at:num_bytes].view(torch.int64).copy_(rows, non_blocking=True)
-    return TritonPreparedEncode(taken, kinds, staged, at)
+    if not LAUNCHER.is_compiling and table.num_rows:
+        # Pinned memory, so that the copy waits for nothing that the device still has to do.
+        shape = table.num_rows, NUM_FIELDS
+        rows = torch.empty(shape, dtype=torch.int64, pin_memory=not IS_INTERPRETED)
+        table.write(rows)
+        staged[at:num_bytes].view(torch.int64).view(shape).copy_(rows, non_blocking=True)
+    return TritonPreparedEncode(taken, table.kinds, staged, at)
 
 
 ENCODE_GROUPED_BY_TRITON: Final = TritonEncodeGrouped()

@@ -7,6 +7,7 @@ format, shapes, strides and region: of those only the tensors themselves are loo
 from array import array
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Final, NamedTuple
 
 import torch
@@ -61,16 +62,21 @@ class Kind:
     chosen: Chosen
     constants: Mapping[str, object]
     samples: tuple[torch.Tensor, ...]  # of one of the jobs, for their types
-    num_rows: int = 0
     num_tiles: int = 0
-    table: "array[int]" = field(default_factory=lambda: array("q"))
+    # Of each row, and which of the numbers that the table knows stand behind them.
+    addresses: list[int] = field(default_factory=list)
+    numbers: list[int] = field(default_factory=list)
+
+    @property
+    def num_rows(self) -> int:
+        return len(self.numbers)
 
 
 class _Row(NamedTuple):
     """What the rows of jobs that are alike have in common."""
 
     kind: Kind
-    numbers: Numbers
+    numbers: int  # which of those that the table knows
     num_tiles: int
     source: int = _SOURCE  # which of the job's addresses, and how many bytes from it on
     source_offset: int = 0
@@ -98,22 +104,20 @@ class _Like:
 
     def fits(self, job: EncodeJob) -> bool:
         """Whether the job's tensors are what those of the first one were."""
-        out, spec, source = job.out, self.spec, job.source
-        if len(out) != len(spec):
-            return False
+        out, spec, device, source = job.out, self.spec, self.device, job.source
         if isinstance(source, CodedSource):
-            if source.weight.scale.device != self.device:
+            if source.weight.scale.device != device:
                 return False
             source = source.weight.codes
-        if source.device != self.device:
+        if source.device != device or len(out) != len(spec):
             return False
-        for name, tensor in out.items():
-            wanted = spec.get(name)
-            if wanted is None or not _is(tensor, wanted, self.device):
+        for name, wanted in spec.items():
+            tensor = out.get(name)
+            if tensor is None or not _is(tensor, wanted, device):
                 return False
         if job.scales is None or self.scales is None:
             return job.scales is None
-        return _is(job.scales, self.scales, self.device)
+        return _is(job.scales, self.scales, device)
 
 
 def _is(tensor: torch.Tensor, wanted: TensorSpec, device: torch.device) -> bool:
@@ -131,13 +135,14 @@ class JobTable:
     `base` is the address of the maxima of all jobs, which are counted in `num_maxima`.
     """
 
-    __slots__ = ("_base", "_kinds", "_like", "_nonfinite", "num_maxima")
+    __slots__ = ("_base", "_kinds", "_like", "_nonfinite", "_numbers", "num_maxima")
 
     def __init__(self, nonfinite: torch.Tensor | None, base: int) -> None:
         self._nonfinite = nonfinite
         self._base = base
         self._kinds: dict[object, Kind] = {}
         self._like: dict[object, _Like] = {}
+        self._numbers: list[Numbers] = []
         self.num_maxima = 0
 
     @property
@@ -145,38 +150,51 @@ class JobTable:
         found = (kind for kind in self._kinds.values() if kind.num_rows)
         return sorted(found, key=lambda kind: kind.stage)
 
+    @property
+    def num_rows(self) -> int:
+        return sum(kind.num_rows for kind in self._kinds.values())
+
+    def write(self, rows: torch.Tensor) -> None:
+        """Every row of the kinds in their order, int64 [num_rows, fields] on the host."""
+        # Through arrays: PyTorch looks at every number of a list.
+        addresses = array("q", chain.from_iterable(kind.addresses for kind in self.kinds))
+        which = array("q", chain.from_iterable(kind.numbers for kind in self.kinds))
+        known = torch.tensor(self._numbers, dtype=torch.int64)
+        split = rows.shape[1] - known.shape[1]
+        rows[:, :split] = torch.frombuffer(addresses, dtype=torch.int64).view(-1, split)
+        rows[:, split:] = known[torch.frombuffer(which, dtype=torch.int64)]
+
     def add(self, job: EncodeJob) -> None:
         """Raises what is wrong with the job, and has then added nothing of it."""
-        source, coded, codes_of = job.source, 0, None
+        source, out, scales, coded, codes_of = job.source, job.out, job.scales, 0, None
         if isinstance(source, CodedSource):
             scale = source.weight.scale
             coded, codes_of = scale.data_ptr(), (source.granularity, scale.dtype, scale.stride())
             source = source.weight.codes
-        weight, scale_out = job.out.get(WEIGHT), job.out.get(WEIGHT_SCALE)
+        weight, scale_out = out.get(WEIGHT), out.get(WEIGHT_SCALE)
         weight_at = -1 if weight is None else weight.data_ptr()
         scale_at = weight_at if scale_out is None else scale_out.data_ptr()
         at = weight_at, scale_at, source.data_ptr(), coded
         key = (
             *(id(job.storage_format), job.region, source.dtype, source.shape, source.stride()),
-            *(codes_of, job.scales is None, at[_SOURCE] % 16 == 0, weight_at % 16 == 0),
+            *(codes_of, scales is None, at[_SOURCE] % 16 == 0, weight_at % 16 == 0),
         )
         like = self._like.get(key)
         if like is None or not like.fits(job):
             like = self._like[key] = self._first(job)
-        given_at = scale_at if job.scales is None else job.scales.data_ptr()
+        given_at = scale_at if scales is None else scales.data_ptr()
         maxima_at = self._base + 4 * self.num_maxima
         self.num_maxima += like.num_maxima
         for row in like.rows:
             kind, read = row.kind, row.maxima_at
-            kind.table.extend(
+            kind.addresses.extend(
                 (
                     *(kind.num_tiles, at[row.source] + row.source_offset, at[row.weight], scale_at),
                     given_at if read is None else maxima_at + read,
                     coded + row.source_scale_offset,
-                    *row.numbers,
                 )
             )
-            kind.num_rows += 1
+            kind.numbers.append(row.numbers)
             kind.num_tiles += row.num_tiles
 
     def _first(self, job: EncodeJob) -> _Like:
@@ -254,7 +272,7 @@ class JobTable:
             "ACROSS": tile.across,
         }
         kind = self._kind(TILES, encode_grouped_kernel, chosen, constants, samples)
-        return _row_of(kind, plan, part, tiles_of(part, tile))
+        return self._row(kind, plan, part, tiles_of(part, tile))
 
     def _maxima(
         self,
@@ -267,7 +285,7 @@ class JobTable:
         constants = {"FACTS": amax_facts(part.facts)}
         kind = self._kind(MAXIMA, amax_grouped_kernel, chosen, constants, samples)
         tiles = tiles_of(part, tile_of(chosen, plan))
-        return _row_of(kind, plan, part, tiles)._replace(maxima_at=offset)
+        return self._row(kind, plan, part, tiles)._replace(maxima_at=offset)
 
     def _paddings(self, job: EncodeJob, shape: tuple[int, ...]) -> Iterator[_Row]:
         """Of scales that nothing is known of."""
@@ -279,7 +297,21 @@ class JobTable:
             tiles = tiles_of_padding(padding, chosen)
             for first, matrices, _ in padding.runs:
                 numbers = numbers_of_padding(padding.boxes, tiles, first, padding.scale)
-                yield _Row(kind, numbers, tiles[0] * tiles[1] * matrices)
+                yield _Row(kind, self._known(numbers), tiles[0] * tiles[1] * matrices)
+
+    def _row(self, kind: Kind, plan: SlotPlan, part: Part, tiles: tuple[int, int]) -> _Row:
+        source, source_scale = kind.samples[:2]
+        return _Row(
+            kind,
+            self._known(numbers_of_part(part, tiles, plan.scale, plan.grid)),
+            tiles[0] * tiles[1] * part.matrices,
+            source_offset=part.source_at * source.itemsize,
+            source_scale_offset=part.scale_at * source_scale.itemsize,
+        )
+
+    def _known(self, numbers: Numbers) -> int:
+        self._numbers.append(numbers)
+        return len(self._numbers) - 1
 
     def _kind(
         self,
@@ -296,18 +328,6 @@ class JobTable:
                 stage=stage, kernel=kernel, chosen=chosen, constants=constants, samples=samples
             )
         return self._kinds[key]
-
-
-def _row_of(kind: Kind, plan: SlotPlan, part: Part, tiles: tuple[int, int]) -> _Row:
-    numbers = numbers_of_part(part, tiles, plan.scale, plan.grid)
-    source, source_scale = kind.samples[:2]
-    return _Row(
-        kind,
-        numbers,
-        tiles[0] * tiles[1] * part.matrices,
-        source_offset=part.source_at * source.itemsize,
-        source_scale_offset=part.scale_at * source_scale.itemsize,
-    )
 
 
 def _spec(tensor: torch.Tensor) -> TensorSpec:
