@@ -87,6 +87,22 @@ def test_rows_runs_of_128_and_tensors_divide_by_amax_over_max(
 
 
 @QUIET
+@pytest.mark.parametrize("dtype", [FN, FNUZ, torch.int8])
+def test_a_factor_per_column_and_a_smaller_range_are_arguments(dtype: torch.dtype) -> None:
+    x, smooth = scattered(5, 64).bfloat16(), torch.arange(64).float() / 7 - 3
+    product = x.float().numpy() * smooth.numpy()
+    amax = np.abs(product).max(-1, keepdims=True)
+    codes, scale = compat.pertoken_quant(x, dtype, smooth=smooth, dtype_max=7.0)
+    wanted = amax / np.float32(7)
+    wanted[wanted == 0] = 1
+    assert scale.numpy().tolist() == wanted.tolist()
+    assert bytes_of(codes) == divided(torch.from_numpy(product), scale.expand(5, 64), dtype)
+    codes, scale = compat.per_tensor_quant(x, dtype, dtype_max=7.0)
+    assert scale.tolist() == [float(np.abs(x.float().numpy()).max() / np.float32(7))]
+    assert bytes_of(codes) == divided(x, scale.expand(5, 64), dtype)
+
+
+@QUIET
 def test_what_the_references_do_wrong() -> None:
     zeros = torch.zeros(1, 4)
     for dtype in (FN, FNUZ):

@@ -35,20 +35,29 @@ def raw(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.view(torch.uint8) if tensor.dtype in as_bytes else tensor
 
 
+def dtype_max(case: GoldenCase) -> float | None:
+    """Of a type whose range is not used up."""
+    return float(number(case.args, "dtypeMax", 0)) or None
+
+
 def per_token(case: GoldenCase, t: Tensors) -> Outputs:
-    limit = number(case.args, "dtypeMax", 0)
+    # Factors per column, by whatever name.
+    smooth = [tensor for name, tensor in t.items() if name not in ("x", "scale_in")]
     codes, scale = compat.pertoken_quant(
         t["x"],
         case.outputs["y"].dtype,
         scale=t.get("scale_in"),
-        dtype_max=float(limit) if limit else None,
+        smooth=smooth[0] if smooth else None,
+        dtype_max=dtype_max(case),
     )
     return {"y": codes, "scale": scale}
 
 
 def per_tensor(case: GoldenCase, t: Tensors) -> Outputs:
     dtype = case.outputs["y"].dtype
-    codes, scale = compat.per_tensor_quant(t["x"], dtype, scale=t.get("scale_in"))
+    codes, scale = compat.per_tensor_quant(
+        t["x"], dtype, scale=t.get("scale_in"), dtype_max=dtype_max(case)
+    )
     return {"y": codes, "scale": scale}
 
 

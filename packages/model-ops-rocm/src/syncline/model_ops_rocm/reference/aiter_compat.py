@@ -44,10 +44,14 @@ def pertoken_quant(
     dtype: torch.dtype,
     *,
     scale: torch.Tensor | None = None,
+    smooth: torch.Tensor | None = None,
     dtype_max: float | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """A scale per row, 1 where amax / max is 0; a given scale is taken as it is."""
-    x32 = x.float()
+    """A scale per row, 1 where amax / max is 0; a given scale is taken as it is.
+
+    `smooth`, one factor per column, multiplies x first.
+    """
+    x32 = x.float() if smooth is None else x.float() * smooth
     if scale is None:
         limit = DTYPE_MAX[dtype] if dtype_max is None else dtype_max
         scale = x32.abs().amax(dim=-1, keepdim=True) / _as_tensor(limit)
@@ -56,12 +60,17 @@ def pertoken_quant(
 
 
 def per_tensor_quant(
-    x: torch.Tensor, dtype: torch.dtype, *, scale: torch.Tensor | None = None
+    x: torch.Tensor,
+    dtype: torch.dtype,
+    *,
+    scale: torch.Tensor | None = None,
+    dtype_max: float | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """One scale, without a guard: a tensor of zeros has scale 0 and NaN codes (0 for int8)."""
     x32 = x.float()
     if scale is None:
-        scale = x32.abs().amax() / _as_tensor(DTYPE_MAX[dtype])
+        limit = DTYPE_MAX[dtype] if dtype_max is None else dtype_max
+        scale = x32.abs().amax() / _as_tensor(limit)
     return cast(x32 / scale, dtype), scale.view(1)
 
 

@@ -161,10 +161,9 @@ def _triton_scale(call: _Call) -> RecordedLayout:
         return RecordedLayout(layout=None)
     if "gfx950" in call.args:
         layout = e8m0_shuffle(padded=False, merged=True)
-    elif transposed:
-        layout = scale_tiles(merged=True)
     else:
-        rows, columns = call.number("preshuffle_factor", 16), call.number("scale_kwidth", 4)
+        rows = call.number("preshuffle_factor", 32 if transposed else 16)
+        columns = call.number("scale_kwidth", 4)
         layout = scale_tiles(rows=rows, columns=columns, merged=True)
     return RecordedLayout(layout=layout, transposed=transposed, gives_transposed=transposed)
 
