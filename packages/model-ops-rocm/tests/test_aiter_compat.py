@@ -13,6 +13,7 @@ import torch
 import syncline.model_ops_rocm as package
 from syncline.model_ops_rocm.quant import E2M1, E4M3FN, E4M3FNUZ, MiniFloat
 from syncline.model_ops_rocm.reference import aiter_compat as compat
+from syncline.model_ops_rocm.reference.aiter_compat_moe import grouped_topk
 
 np = pytest.importorskip("numpy", reason="the independent derivation is in NumPy")
 
@@ -222,6 +223,15 @@ def test_int4_does_its_sums_in_the_dtype_of_the_source() -> None:
                 # bfloat16 quotients are float32 quotients, rounded: 8 bits need no more than 24.
                 rounded = (part.float() / step.float()).to(dtype).float().round().clamp(-7, 7)
                 assert codes[row, 32 * group : 32 * group + 32].tolist() == rounded.tolist()
+
+
+def test_grouped_routing_keeps_the_scores_where_it_does_not_renormalise() -> None:
+    logits = scattered(4, 16)[2:]
+    weights, ids = grouped_topk(logits, 3, (4, 2), scoring="sigmoid", renormalise=False)
+    assert torch.equal(weights, logits.sigmoid().gather(1, ids.long()))
+    whole, same = grouped_topk(logits, 3, (4, 2), scoring="sigmoid")
+    assert torch.equal(ids, same)
+    assert torch.equal(whole, weights / weights.sum(dim=-1, keepdim=True))
 
 
 def digest(*tensors: torch.Tensor) -> str:

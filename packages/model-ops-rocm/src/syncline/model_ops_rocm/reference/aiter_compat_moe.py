@@ -30,8 +30,9 @@ def grouped_topk(
     *,
     scoring: str = "softmax",
     bias_E: torch.Tensor | None = None,
+    renormalise: bool = True,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(weights, ids) from the best groups alone, renormalised, ids ascending.
+    """(weights, ids) from the best groups alone, ids ascending.
 
     `groups` is how many there are and how many are kept. A group's score is its largest, or with a
     bias the sum of its two largest biased ones; weights are unbiased.
@@ -48,7 +49,8 @@ def grouped_topk(
     masked = grouped.masked_fill(~is_kept.unsqueeze(-1), lowest).flatten(1)
     ids = masked.topk(top_k, dim=-1).indices.sort(dim=-1).values
     weights = scores.gather(1, ids)
-    weights = weights / weights.sum(dim=-1, keepdim=True)
+    if renormalise:
+        weights = weights / weights.sum(dim=-1, keepdim=True)
     return weights, ids.to(torch.int32)
 
 
