@@ -146,6 +146,7 @@ def test_an_expert_behind_more_than_two_to_the_31_elements_is_stored_there() -> 
     assert checksum_stored(last) == checksum_stored(encode_whole(storage, x))
 
 
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype:UserWarning")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 def test_what_is_prepared_is_recorded_and_reads_what_its_tensors_hold_by_then(
     dtype: torch.dtype,
@@ -162,9 +163,9 @@ def test_what_is_prepared_is_recorded_and_reads_what_its_tensors_hold_by_then(
     prepared = grouped.prepare(jobs, nonfinite=flag, workspace=workspace)
     torch.cuda.synchronize()
     taken = torch.cuda.memory_stats()["allocation.all.allocated"]
-    torch.cuda.set_sync_debug_mode("error")
     graph = torch.cuda.CUDAGraph()
     try:
+        torch.cuda.set_sync_debug_mode("error")
         with sealed(), torch.cuda.graph(graph):
             prepared()  # the first call of all
             before = torch.cuda.memory_stats()["allocation.all.allocated"]

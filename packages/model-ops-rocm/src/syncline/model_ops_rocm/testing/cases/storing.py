@@ -206,6 +206,7 @@ CASES: Final[tuple[Case, ...]] = (
     _grouped(),
     _grouped((ROWS, (3, 130)), (ROWS, (20, 128)), (SQUARES, (130, 5)), (ROWS, (0, 7))),
     _grouped((_FLOAT16, (32, 64)), (MXFP4, (40, 64)), (_BFLOAT16, (2, 2, 3, 4)), (TOKEN, (5, 48))),
+    _grouped((TENSOR, (2, 9, 70)), (TENSOR, (3, 40)), (ROWS, (4, 130))),
     _amax(ROWS, (7, 300), ((2, 5), (100, 290)), ((0, 7), (0, 300))),
     _amax(TENSOR, (3, 33, 70), ((0, 1), (0, 5), (0, 70)), ((1, 3), (2, 33), (5, 64))),
     _amax(_with(MXFP4, padding=_PADDING), (37, 45), ((0, 37), (0, 45))),
