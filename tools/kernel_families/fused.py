@@ -40,14 +40,19 @@ def _recipes(key: ConfigKey) -> Iterator[tuple[str, Arguments]]:
         yield recipe.describe(), {"recipe": recipe, **scale}
 
 
+def _width_of(key: ConfigKey) -> int:
+    """Rows that are one tile are as wide as their bucket, which has a bound."""
+    return key.up_to if key.kind == "rows" else width_of(key)
+
+
 def _quantisations(key: ConfigKey, num_tokens: int) -> Iterator[tuple[str, Arguments]]:
     for variant, arguments in _recipes(key):
-        yield variant, {"x_TK": empty(key, num_tokens, width_of(key)), **arguments}
+        yield variant, {"x_TK": empty(key, num_tokens, _width_of(key)), **arguments}
 
 
 def _activations(key: ConfigKey, num_tokens: int) -> Iterator[tuple[str, Arguments]]:
     for variant, arguments in _recipes(key):
-        yield variant, {"x_T2I": empty(key, num_tokens, 2 * width_of(key)), **arguments}
+        yield variant, {"x_T2I": empty(key, num_tokens, 2 * _width_of(key)), **arguments}
 
 
 def _norms(key: ConfigKey, num_tokens: int) -> Iterator[tuple[str, Arguments]]:
