@@ -104,6 +104,7 @@ def _calls(
     x = _random(num_tokens, weights[0].shape[1])
     out = _random(num_tokens, weights[0].shape[0])
     workspace = _workspace(linear.workspace_bytes(weights[0], num_tokens))
+    counters = _counters(linear.counters_size(weights[0], num_tokens))
 
     def call(weight: torch.Tensor) -> Callable[[], object]:
         return lambda: linear(
@@ -113,6 +114,7 @@ def _calls(
             batch_invariant=is_invariant,
             out=out,
             workspace=workspace,
+            counters=counters,
         )
 
     return [call(weight) for weight in weights]
@@ -133,6 +135,7 @@ def _quantised_calls(
     x_scale = _scales(x_recipe, (num_tokens, depth))
     weight_scale = _scales(recipe, (num_columns, depth))
     workspace = _workspace(quantised.workspace_bytes(codes[0], num_tokens))
+    counters = _counters(quantised.counters_size(codes[0], num_tokens))
 
     def call(weight: torch.Tensor) -> Callable[[], object]:
         return lambda: quantised(
@@ -145,6 +148,7 @@ def _quantised_calls(
             dtype=_BF16,
             out=out,
             workspace=workspace,
+            counters=counters,
         )
 
     return [call(weight) for weight in codes]
@@ -207,6 +211,10 @@ def _scales(recipe: Quantised, shape: Shape) -> torch.Tensor:
 
 def _workspace(num_bytes: int) -> torch.Tensor:
     return torch.empty(num_bytes, dtype=torch.uint8, device="cuda")
+
+
+def _counters(size: int) -> torch.Tensor:
+    return torch.zeros(size, dtype=torch.int32, device="cuda")
 
 
 def _scale_name(granularity: Granularity) -> str:
