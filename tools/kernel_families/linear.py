@@ -16,6 +16,7 @@ from syncline.model_ops_rocm.triton.configs.linear import (
     DECODED,
     DECODED_FP32,
     INVARIANT,
+    LONE,
     MX,
     NARROW,
     NARROW_VECTOR_ROWS,
@@ -26,7 +27,12 @@ from syncline.model_ops_rocm.triton.configs.linear import (
 )
 
 # Rows and K of the weight that the rows of a kind are for.
-_SHAPES: Final = {NARROW: (4_096, 4_096), SMALL: (2_048, 2_048), SHALLOW: (4_096, 1_024)}
+_SHAPES: Final = {
+    NARROW: (4_096, 4_096),
+    LONE: (6_144, 4_096),
+    SMALL: (2_048, 2_048),
+    SHALLOW: (4_096, 1_024),
+}
 _SHAPE: Final = (12_288, 4_096)
 _CODES: Final = {
     torch.float8_e4m3fn: CodeType.E4M3FN,

@@ -29,13 +29,14 @@ def test_kinds_of_weights_have_rows_of_their_own_on_nvidia_and_for_few_rows() ->
     def kind(*sizes: int, arch: str = "sm_90", dtype: torch.dtype = torch.bfloat16) -> str:
         return kind_for_numbers(arch, dtype, Sizes(*sizes))
 
-    assert kind(16, 8_192, 4_096) == "narrow"
+    assert kind(16, 5_120, 4_096) == "narrow"
+    assert kind(16, 5_121, 4_096) == kind(16, 8_192, 4_096) == "lone"
     assert kind(17, 8_192, 4_096) == kind(16, 8_193, 4_096) == ""
     assert kind(1, 1_024, 2_048) == kind(1, 5_120, 2_048) == "small"
     assert kind(1, 4_096, 1_024) == "shallow"
     assert kind(1, 8_192, 4_096, arch="gfx942") == kind(1, 64, 64, dtype=torch.float32) == ""
-    assert kind_for_codes("sm_90", CODES, Sizes(64, 8_192, 4_096)) == "codes-narrow"
-    for sizes in (Sizes(65, 8_192, 4_096), Sizes(64, 8_193, 4_096), Sizes(64, 8_192, 4_095)):
+    assert kind_for_codes("sm_90", CODES, Sizes(256, 8_192, 4_096)) == "codes-narrow"
+    for sizes in (Sizes(257, 8_192, 4_096), Sizes(64, 8_193, 4_096), Sizes(64, 8_192, 4_095)):
         assert kind_for_codes("sm_90", CODES, sizes) == CODES
     assert kind_for_codes("gfx950", CODES, Sizes(1, 16, 4_096)) == CODES
 
@@ -64,7 +65,7 @@ def test_batch_invariant_calls_sum_in_one_way() -> None:
         ):
             rows = [
                 CONFIGS[key_for(op, arch, dtype, *invariant_bucket(arch, kind, num_rows))]
-                for num_rows in (1, 16, 64, 65, 10_000)
+                for num_rows in (1, 16, 64, 65, 513, 10_000)
             ]
             assert {row.constants["SPLITS"] for row in rows} == {1}
             assert len({row.constants["BLOCK_K"] for row in rows}) == 1

@@ -123,7 +123,7 @@ def test_a_row_of_codes_by_codes_is_its_own_whatever_shares_the_batch(is_blocked
         name: tensor.cuda()
         for name, tensor in encode_whole(storage, torch.randn(512, 1_024)).items()
     }
-    x = encode_whole(StorageFormat(recipe=x_recipe), torch.randn(200, 1_024))
+    x = encode_whole(StorageFormat(recipe=x_recipe), torch.randn(600, 1_024))
     codes, scales = x["weight"].cuda(), x["weight_scale"].cuda()
     linear = triton_op("linear_quantised", torch.bfloat16)
 
@@ -138,8 +138,8 @@ def test_a_row_of_codes_by_codes_is_its_own_whatever_shares_the_batch(is_blocked
             batch_invariant=True,
         )
 
-    whole = product(0, 200)
-    for start, stop in ((0, 1), (16, 17), (16, 80), (80, 145), (37, 200)):
+    whole = product(0, 600)
+    for start, stop in ((0, 1), (16, 17), (16, 80), (80, 145), (37, 200), (37, 537), (0, 513)):
         assert torch.equal(product(start, stop), whole[start:stop])
 
 
@@ -167,8 +167,48 @@ def test_a_product_in_parts_needs_a_workspace_that_holds_them() -> None:
     assert torch.equal(got, *results_of(linear(x, weight, layout=RowMajor())))
 
 
-@pytest.mark.parametrize("num_tokens", [2, 16, 17, 64])
-@pytest.mark.parametrize("shape", [(4_096, 4_096), (2_000, 2_304), (4_096, 12_288)], ids=str)
+@pytest.mark.parametrize("is_blocked", [False, True], ids=["rows", "blocks"])
+@pytest.mark.parametrize("num_tokens", [1, 16, 17, 64, 65, 128, 129, 256, 257])
+@pytest.mark.parametrize("shape", [(1_024, 4_096), (9_216, 512), (1_000, 4_608)], ids=str)
+def test_codes_by_codes_agree_with_a_product_in_float64(
+    shape: tuple[int, int], num_tokens: int, is_blocked: bool
+) -> None:
+    code = FN if is_native(FN) else FNUZ
+    ours = Granularity.BLOCK_1X128 if is_blocked else Granularity.TOKEN
+    theirs = Granularity.BLOCK_128X128 if is_blocked else Granularity.TOKEN
+    x_recipe = Quantised(granularity=ours, code=code)
+    storage = StorageFormat(recipe=Quantised(granularity=theirs, code=code))
+    torch.manual_seed(num_tokens)
+    stored = encode_whole(storage, torch.randn(shape))
+    x = encode_whole(StorageFormat(recipe=x_recipe), torch.randn(num_tokens, shape[1]))
+    exact = x_recipe.decode(x).double() @ storage.decode(stored).double().T
+    weight = {name: tensor.cuda() for name, tensor in stored.items()}
+    linear = triton_op("linear_quantised", torch.bfloat16)
+    size = linear.counters_size(weight["weight"], num_tokens)  # type: ignore[attr-defined]  # the contract's
+    counters = torch.zeros(size, dtype=torch.int32, device="cuda")
+
+    def product(counters: torch.Tensor | None) -> torch.Tensor:
+        return linear(
+            x["weight"].cuda(),
+            **weight,
+            storage=storage,
+            x_scale=x["weight_scale"].cuda(),
+            x_recipe=x_recipe,
+            dtype=torch.bfloat16,
+            counters=counters,
+        )
+
+    in_two = product(None)
+    assert (in_two.cpu().double() - exact).norm() < 4e-3 * exact.norm()
+    for _ in range(10):
+        assert torch.equal(product(counters), in_two)
+    assert not counters.any()
+
+
+@pytest.mark.parametrize("num_tokens", [2, 16])
+@pytest.mark.parametrize(
+    "shape", [(4_096, 4_096), (6_144, 4_096), (2_000, 2_304), (4_000, 12_288)], ids=str
+)
 def test_parts_are_merged_to_the_bits_of_a_second_launch(
     shape: tuple[int, int], num_tokens: int
 ) -> None:
@@ -177,6 +217,8 @@ def test_parts_are_merged_to_the_bits_of_a_second_launch(
     x = torch.randn(num_tokens, shape[1], device="cuda").bfloat16()
     bias = torch.randn(shape[0], device="cuda").bfloat16()
     in_two = linear(x, weight, bias, layout=RowMajor())
+    exact = x.double() @ weight.double().T + bias.double()
+    assert (in_two.double() - exact).norm() < 2.5e-3 * exact.norm()
     size = linear.counters_size(weight, num_tokens)  # type: ignore[attr-defined]  # the contract's
     counters = torch.zeros(max(size, 1), dtype=torch.int32, device="cuda")
     num_bytes = linear.workspace_bytes(weight, num_tokens)  # type: ignore[attr-defined]  # the contract's

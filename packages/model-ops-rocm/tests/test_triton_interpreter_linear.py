@@ -63,3 +63,38 @@ def test_counters_are_refused_that_are_too_few_or_of_another_kind(kernels: Ops) 
     ):
         with pytest.raises(ValueError, match="linear: counters must be contiguous int32 with at l"):
             kernels["linear"](x, weight, layout=RowMajor(), counters=counters)
+
+
+@pytest.mark.parametrize("depth", [32, 64, 96])
+@pytest.mark.parametrize("splits", [1, 2])
+def test_columns_that_are_read_before_the_loop_are_in_the_sum(
+    kernels: Ops, depth: int, splits: int
+) -> None:
+    # Only weights too large for the interpreter have such rows in the tables.
+    from syncline.model_ops_rocm.triton.kernels.linear import linear_kernel
+
+    torch.manual_seed(0)
+    head = depth // splits // 16 * 16 if depth < 96 else 16
+    x, weight = torch.randn(3, depth), torch.randn(64, depth)
+    out, parts = torch.full((3, 64), float("nan")), torch.full((splits, 3, 64), float("nan"))
+    counters = torch.zeros(2, dtype=torch.int32)
+    linear_kernel[(2, splits)](
+        *(x, weight, out, out, parts, counters, 3, 64, depth),
+        *(depth, 1, depth, 1, 64, 1, 0),
+        HAS_BIAS=False,
+        CHUNK=0,
+        EVEN_N=True,
+        EVEN_K=True,
+        SWAP=1,
+        SPLITS=splits,
+        MERGES=splits > 1,
+        GROUP_M=1,
+        PREFETCH=0,
+        RELEASE=0,
+        BLOCK_M=16,
+        BLOCK_N=32,
+        BLOCK_K=16,
+        OVERLAP=False,
+        HEAD=head,
+    )
+    torch.testing.assert_close(out, x @ weight.T)

@@ -10,6 +10,7 @@ was, nor one of decoded weights or of float32.
 """
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
@@ -43,14 +44,18 @@ FEWER_THAN_LIBRARY: Final[Mapping[tuple[str, torch.dtype], int]] = MappingProxyT
 _AMD: Final = ("gfx942", "gfx950")
 # What is added to a kind for weights that a plain row does not serve well. INVARIANT: few rows, in
 # an order of sums that the widest bucket has too. NARROW: fewer tiles than processors share them.
+# LONE: nearly as many tiles as processors, so that each has one.
 # SMALL and SHALLOW: so few bytes that a launch weighs more, and of those the ones of little K.
 INVARIANT: Final = "invariant"
 NARROW: Final = "narrow"
+LONE: Final = "lone"
 SMALL: Final = "small"
 SHALLOW: Final = "shallow"
 _FEW_ROWS: Final = 16
-_INVARIANT_ROWS: Final = {"": 512, CODES: 64, CODES_OF_BLOCKS: 64}
-_FEW_COLUMNS: Final = 8_192
+_INVARIANT_ROWS: Final = {"": 512, CODES: 512, CODES_OF_BLOCKS: 64}
+_FEW_COLUMNS: Final = 5_120
+_LONE_COLUMNS: Final = 8_192
+_SOME_ROWS: Final = 256
 _SMALL_WEIGHT: Final = 12 * 2**20
 _MUCH_K: Final = 2_048
 
@@ -69,13 +74,15 @@ def kind_for_numbers(arch: str, dtype: torch.dtype, sizes: Sizes) -> str:
         return ""
     if sizes.num_columns * sizes.depth <= _SMALL_WEIGHT:
         return SMALL if sizes.depth >= _MUCH_K else SHALLOW
-    return NARROW if sizes.num_columns <= _FEW_COLUMNS else ""
+    if sizes.num_columns <= _FEW_COLUMNS:
+        return NARROW
+    return LONE if sizes.num_columns <= _LONE_COLUMNS else ""
 
 
 def kind_for_codes(arch: str, kind: str, sizes: Sizes) -> str:
     """The kind of the rows for codes times codes of a row-major weight, not batch-invariant."""
-    is_narrow = sizes.num_columns <= _FEW_COLUMNS and sizes.depth >= 2 * _MUCH_K
-    if arch in _AMD or not is_narrow or sizes.num_rows > 4 * _FEW_ROWS:
+    is_narrow = sizes.num_columns <= _LONE_COLUMNS and sizes.depth >= 2 * _MUCH_K
+    if arch in _AMD or not is_narrow or sizes.num_rows > _SOME_ROWS:
         return kind
     return f"{kind}-{NARROW}"
 
@@ -98,10 +105,12 @@ def _few(
     num_stages: int,
     *,
     splits: int = 1,
+    head: int = 0,
     overlap: tuple[int, int] | None = None,
 ) -> LaunchConfig:
     """Tiles for few rows; `block` is rows of x, rows of the weight, and K.
 
+    `head` columns of K of each row of the weight are read before the loop, and before all waits.
     With `overlap`, for CUDA alone, a launch begins before the kernel ahead of it has ended, asks
     for so much of K of each row of the weight meanwhile, and lets the next kernel begin after so
     many eighths of its own blocks; at once, if that is negative.
@@ -118,9 +127,15 @@ def _few(
             "SPLITS": splits,
             "PREFETCH": prefetch,
             "RELEASE": release,
+            "HEAD": head,
             "GROUP_M": 1,
         },
     )
+
+
+def _straight(config: LaunchConfig) -> LaunchConfig:
+    """The same with the weight as the right operand: as many rows as fill an instruction."""
+    return replace(config, constants={**config.constants, "SWAP": 0})
 
 
 def _many(block: tuple[int, int, int], num_warps: int, num_stages: int) -> LaunchConfig:
@@ -135,6 +150,7 @@ def _many(block: tuple[int, int, int], num_warps: int, num_stages: int) -> Launc
             "SPLITS": 1,
             "PREFETCH": 0,
             "RELEASE": 0,
+            "HEAD": 0,
             "GROUP_M": 8,
         },
     )
@@ -156,7 +172,8 @@ _HALF: Final[Mapping[str, Buckets]] = {
         ANY_WIDTH: _many((128, 128, 64), 8, 3),
     },
     INVARIANT: {64: _few((64, 64, 64), 4, 5), 512: _many((64, 128, 64), 4, 4)},
-    NARROW: {16: _few((16, 64, 128), 4, 4, splits=2, overlap=(0, 4))},
+    NARROW: {16: _few((16, 64, 128), 4, 3, splits=4, head=256, overlap=(0, 4))},
+    LONE: {16: _few((16, 64, 128), 4, 5, overlap=(0, 4))},
     SMALL: {16: _few((16, 32, 128), 4, 4, splits=2, overlap=(0, 7))},
     SHALLOW: {16: _few((16, 32, 128), 4, 4, overlap=(0, 7))},
 }
@@ -193,27 +210,31 @@ _CODES: Final[Mapping[str, Buckets]] = {
         ANY_WIDTH: _many((128, 128, 128), 8, 2),
     },
     "nvidia": {
-        16: _few((16, 64, 128), 4, 5),
+        16: _few((16, 64, 128), 4, 5, head=256, overlap=(0, 4)),
         64: _few((64, 64, 128), 4, 4),
+        256: _straight(_few((64, 128, 128), 4, 4, overlap=(0, 7))),
         ANY_WIDTH: _many((256, 128, 128), 8, 3),
     },
-    INVARIANT: {64: _few((64, 64, 128), 4, 4)},
+    INVARIANT: {64: _few((64, 64, 128), 4, 4), 512: _many((64, 128, 128), 4, 4)},
     NARROW: {
         16: _few((16, 64, 128), 4, 6, splits=4, overlap=(0, 4)),
         64: _few((64, 64, 256), 4, 3, splits=4, overlap=(0, 7)),
+        128: _few((128, 64, 128), 4, 4, splits=4, overlap=(0, 7)),
+        256: _few((128, 64, 128), 4, 4, splits=2, overlap=(0, 7)),
     },
 }
 _CODES_OF_BLOCKS: Final[Mapping[str, Buckets]] = {
     "amd": _CODES["amd"],
     "nvidia": {
         16: _few((16, 64, 128), 4, 5),
-        64: _few((64, 64, 128), 4, 4),
+        64: _straight(_few((64, 64, 128), 4, 4, overlap=(0, 7))),
         ANY_WIDTH: _many((64, 128, 128), 4, 4),
     },
     INVARIANT: {64: _few((64, 64, 128), 4, 4)},
     NARROW: {
         16: _few((16, 64, 128), 4, 5, splits=4, overlap=(0, 0)),
-        64: _few((64, 64, 128), 4, 4, splits=4, overlap=(0, 0)),
+        64: _straight(_few((64, 128, 128), 4, 4, splits=4, overlap=(0, 4))),
+        256: _straight(_few((64, 128, 128), 4, 4, splits=2, overlap=(0, 7))),
     },
 }
 _DECODED: Final[Mapping[str, Buckets]] = {

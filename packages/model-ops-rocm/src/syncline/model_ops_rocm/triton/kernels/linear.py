@@ -12,6 +12,7 @@ from syncline.model_ops_rocm.triton.kernels.arrival import arrive, load_part
 from syncline.model_ops_rocm.triton.kernels.tiles import (
     await_kernel_before,
     grouped_tile,
+    load_head,
     load_rows,
     load_weight,
     release_kernel_after,
@@ -85,6 +86,16 @@ def store_product(
                 )
 
 
+@triton.jit
+def _multiplied(x, weight, acc, SWAP: tl.constexpr):
+    """acc plus x times the weight's tile; with SWAP all are transposed."""
+    if SWAP:
+        acc = tl.dot(weight, tl.trans(x), acc, input_precision="ieee")
+    else:
+        acc = tl.dot(x, tl.trans(weight), acc, input_precision="ieee")
+    return acc
+
+
 @triton.jit(do_not_specialize=["num_rows"])
 def linear_kernel(
     x_ptr,
@@ -117,6 +128,7 @@ def linear_kernel(
     PREFETCH: tl.constexpr,  # of K, with OVERLAP, where rows are whole tiles
     RELEASE: tl.constexpr,  # eighths of the blocks after which the next kernel may begin
     OVERLAP: tl.constexpr,  # CUDA: launched while the kernel before it ends
+    HEAD: tl.constexpr,  # of K, whole blocks: read before the wait, and added last
 ):
     tile_m, tile_n = grouped_tile(
         tl.program_id(0), num_rows, num_columns, BLOCK_M, BLOCK_N, GROUP_M
@@ -127,15 +139,23 @@ def linear_kernel(
     per_split = tl.cdiv(num_blocks, SPLITS)
     start = split * per_split
     stop = tl.minimum(start + per_split, num_blocks)
+    HEAD_BLOCKS: tl.constexpr = HEAD // BLOCK_K
+    if OVERLAP and RELEASE < 0:
+        gdc_launch_dependents()
+    if HEAD:
+        head = load_head(weight_ptr, first_n, start * BLOCK_K, weight_stride, BLOCK_N, HEAD)
     if OVERLAP:
-        if RELEASE < 0:
-            gdc_launch_dependents()
         await_kernel_before(
-            *(weight_ptr, first_n, start * BLOCK_K, stop * BLOCK_K, depth),
+            *(weight_ptr, first_n, (start + HEAD_BLOCKS) * BLOCK_K, stop * BLOCK_K, depth),
             *(weight_stride, CHUNK, BLOCK_N, PREFETCH),
         )
+    if HEAD:
+        x_head = load_rows(
+            *(x_ptr, first_m, num_rows, start * BLOCK_K, depth, x_stride, x_last),
+            *(BLOCK_M, HEAD, False, True),
+        )
     acc = tl.zeros((BLOCK_N, BLOCK_M) if SWAP else (BLOCK_M, BLOCK_N), dtype=tl.float32)
-    for block in range(start, stop):
+    for block in range(start + HEAD_BLOCKS, stop):
         if OVERLAP and RELEASE >= 0:
             release_kernel_after(block, start + (stop - start) * RELEASE // 8)
         k = block * BLOCK_K
@@ -147,10 +167,9 @@ def linear_kernel(
             *(weight_ptr, first_n, num_columns, k, depth, weight_stride, weight_last),
             *(CHUNK, BLOCK_N, BLOCK_K, EVEN_N, EVEN_K),
         )
-        if SWAP:
-            acc = tl.dot(weight, tl.trans(x), acc, input_precision="ieee")
-        else:
-            acc = tl.dot(x, tl.trans(weight), acc, input_precision="ieee")
+        acc = _multiplied(x, weight, acc, SWAP)
+    if HEAD:
+        acc = _multiplied(x_head, head, acc, SWAP)
     store_product(
         *(acc, out_ptr, parts_ptr, counters_ptr, bias_ptr, first_m, num_rows),
         *(first_n, num_columns, out_stride, out_last, bias_stride),

@@ -87,6 +87,7 @@ def decoded_linear_kernel(
     BLOCK_K: tl.constexpr,  # with scales of blocks of K at most 128
     PREFETCH: tl.constexpr,  # of K, with OVERLAP, where rows are whole tiles
     RELEASE: tl.constexpr,  # eighths of the blocks after which the next kernel may begin
+    HEAD: tl.constexpr,  # of other products
     OVERLAP: tl.constexpr,  # CUDA: launched while the kernel before it ends
 ):
     tile_m, tile_n = grouped_tile(

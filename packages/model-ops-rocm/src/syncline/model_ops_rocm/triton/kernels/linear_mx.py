@@ -50,6 +50,7 @@ def mx_linear_kernel(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
+    HEAD: tl.constexpr,  # of other products
     PREFETCH: tl.constexpr,  # as the next two, of other targets
     RELEASE: tl.constexpr,
     OVERLAP: tl.constexpr,

@@ -16,6 +16,7 @@ from syncline.model_ops_rocm.triton.kernels.tiles import (
     await_kernel_before,
     e4m3_to_float,
     grouped_tile,
+    load_head,
     load_rows,
     load_weight,
     release_kernel_after,
@@ -45,6 +46,25 @@ def scaled(acc, x_scale, weight_scale, SWAP: tl.constexpr):
     if len(weight_scale.shape) == 1:
         weight_scale = weight_scale[:, None] if SWAP else weight_scale[None, :]
     return acc * x_scale * weight_scale
+
+
+@triton.jit
+def _sides(x, weight, DECODE: tl.constexpr, FNUZ: tl.constexpr, SWAP: tl.constexpr):
+    """(left, right) operands; with SWAP the weight is the left one."""
+    if DECODE:
+        x, weight = e4m3_to_float(x, FNUZ), e4m3_to_float(weight, FNUZ)
+    return (weight, tl.trans(x)) if SWAP else (x, tl.trans(weight))
+
+
+@triton.jit
+def _multiplied(x, weight, acc, DECODE: tl.constexpr, FNUZ: tl.constexpr, SWAP: tl.constexpr):
+    """acc plus codes of x times codes of the weight's tile."""
+    left, right = _sides(x, weight, DECODE, FNUZ, SWAP)
+    if DECODE:
+        acc = tl.dot(left, right, acc, input_precision="ieee")
+    else:
+        acc = tl.dot(left, right, acc, max_num_imprecise_acc=K_BLOCK)
+    return acc
 
 
 @triton.jit(do_not_specialize=["num_rows"])
@@ -92,6 +112,7 @@ def codes_linear_kernel(
     PREFETCH: tl.constexpr,  # of K, with OVERLAP, where rows are whole tiles
     RELEASE: tl.constexpr,  # eighths of the blocks after which the next kernel may begin
     OVERLAP: tl.constexpr,  # CUDA: launched while the kernel before it ends
+    HEAD: tl.constexpr,  # of K, whole blocks, without SCALES_OF_BLOCKS: read before the wait
 ):
     tile_m, tile_n = grouped_tile(
         tl.program_id(0), num_rows, num_columns, BLOCK_M, BLOCK_N, GROUP_M
@@ -103,14 +124,22 @@ def codes_linear_kernel(
     per_split = tl.cdiv(num_blocks, SPLITS)
     start = split * per_split
     stop = tl.minimum(start + per_split, num_blocks)
+    HEAD_BLOCKS: tl.constexpr = HEAD // BLOCK_K
+    if OVERLAP and RELEASE < 0:
+        gdc_launch_dependents()
+    if HEAD:
+        head = load_head(weight_ptr, first_n, start * BLOCK_K, stored_depth, BLOCK_N, HEAD)
     if OVERLAP:
-        if RELEASE < 0:
-            gdc_launch_dependents()
         await_kernel_before(
-            *(weight_ptr, first_n, start * BLOCK_K, stop * BLOCK_K, stored_depth),
+            *(weight_ptr, first_n, (start + HEAD_BLOCKS) * BLOCK_K, stop * BLOCK_K, stored_depth),
             *(stored_depth, CHUNK, BLOCK_N, PREFETCH),
         )
-    for block in range(start, stop):
+    if HEAD:
+        x_head = load_rows(
+            *(x_ptr, first_m, num_rows, start * BLOCK_K, depth, x_stride, x_last),
+            *(BLOCK_M, HEAD, False, True),
+        )
+    for block in range(start + HEAD_BLOCKS, stop):
         if OVERLAP and RELEASE >= 0:
             release_kernel_after(block, start + (stop - start) * RELEASE // 8)
         k = block * BLOCK_K
@@ -122,10 +151,8 @@ def codes_linear_kernel(
             *(weight_ptr, first_n, stored_rows, k, stored_depth, stored_depth, 1),
             *(CHUNK, BLOCK_N, BLOCK_K, EVEN_N, EVEN_STORED_K),
         )
-        if DECODE:
-            x, weight = e4m3_to_float(x, FNUZ), e4m3_to_float(weight, FNUZ)
-        left, right = (weight, tl.trans(x)) if SWAP else (x, tl.trans(weight))
         if SCALES_OF_BLOCKS:
+            left, right = _sides(x, weight, DECODE, FNUZ, SWAP)
             part = tl.dot(left, right, input_precision="ieee")
             at = tl.cast(block, tl.int64)
             acc += scaled(
@@ -140,10 +167,10 @@ def codes_linear_kernel(
                 ),
                 SWAP,
             )
-        elif DECODE:
-            acc = tl.dot(left, right, acc, input_precision="ieee")
         else:
-            acc = tl.dot(left, right, acc, max_num_imprecise_acc=K_BLOCK)
+            acc = _multiplied(x, weight, acc, DECODE, FNUZ, SWAP)
+    if HEAD:
+        acc = _multiplied(x_head, head, acc, DECODE, FNUZ, SWAP)
     if not SCALES_OF_BLOCKS:
         acc = scaled(
             acc,

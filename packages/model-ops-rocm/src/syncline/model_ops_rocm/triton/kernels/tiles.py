@@ -79,6 +79,17 @@ def load_weight(
 
 
 @triton.jit
+def load_head(
+    ptr, first_row, first_column, row_stride, BLOCK_ROWS: tl.constexpr, BLOCK_COLUMNS: tl.constexpr
+):  # fmt: skip
+    """[BLOCK_ROWS, BLOCK_COLUMNS] inside a row-major weight, read once: no cache need keep it."""
+    rows, columns = tl.arange(0, BLOCK_ROWS), tl.arange(0, BLOCK_COLUMNS)
+    corner = ptr + first_row.to(tl.int64) * row_stride + first_column
+    at = corner + (rows[:, None] * row_stride + columns[None, :])
+    return tl.load(at, eviction_policy="evict_first")
+
+
+@triton.jit
 def await_kernel_before(
     ptr, first_row, first_column, last_column, num_columns, row_stride,
     CHUNK: tl.constexpr, BLOCK_ROWS: tl.constexpr, PREFETCH: tl.constexpr,

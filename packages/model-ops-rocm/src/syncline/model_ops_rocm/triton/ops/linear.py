@@ -22,6 +22,7 @@ from syncline.model_ops_rocm.triton.ops import library, linear_vector
 from syncline.model_ops_rocm.triton.ops.products import (
     Product,
     chunk_of,
+    head,
     num_counters,
     overlaps,
     prefetch,
@@ -125,6 +126,10 @@ class TritonLinear:
                 "EVEN_K": even_k,
                 "PREFETCH": prefetch(chosen[1], even_n, even_k, weight.stride(1) == 1),
                 "OVERLAP": overlaps(chosen[1]),
+                "HEAD": head(
+                    *(chosen[1], num_columns, depth),
+                    is_row_major=layout != _SHUFFLED and weight.stride(1) == 1,
+                ),
             },
         )
         product.finish(parts)

@@ -35,6 +35,7 @@ from syncline.model_ops_rocm.triton.ops.linear import LAYOUTS
 from syncline.model_ops_rocm.triton.ops.products import (
     Product,
     chunk_of,
+    head,
     num_counters,
     overlaps,
     prefetch,
@@ -309,6 +310,10 @@ def _codes(call: _Call, x: _Operand) -> None:
             "WEIGHT_E8M0": weight.is_e8m0,
             "SCALE_ROWS": weight.scale_rows,
             "SCALES_OF_BLOCKS": of_blocks,
+            "HEAD": head(
+                *(product.chosen[1], weight.codes.shape[0], call.depth),
+                is_row_major=call.layout == RowMajor(),
+            ),
             "DECODE": IS_INTERPRETED,
             "FNUZ": weight.recipe.code is CodeType.E4M3FNUZ,
         },

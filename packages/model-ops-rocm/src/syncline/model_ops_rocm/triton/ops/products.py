@@ -34,6 +34,15 @@ def prefetch(config: LaunchConfig, *even: bool) -> int:
     return config.constants["PREFETCH"] if overlaps(config) and all(even) else 0
 
 
+def head(config: LaunchConfig, num_columns: int, depth: int, *, is_row_major: bool) -> int:
+    """Columns of a weight to read ahead of the loop, where all tiles and parts have so many."""
+    constants = config.constants
+    num_blocks, rest = divmod(depth, constants["BLOCK_K"] * constants["SPLITS"])
+    is_even = rest == 0 and num_columns % constants["BLOCK_N"] == 0
+    fits = num_blocks * constants["BLOCK_K"] >= constants["HEAD"]
+    return constants["HEAD"] if is_row_major and is_even and fits else 0
+
+
 def overlaps(config: LaunchConfig) -> bool:
     """Whether the kernel is launched before the one ahead of it has ended, and waits for it."""
     return bool(config.launch_pdl) and not IS_INTERPRETED
