@@ -82,7 +82,11 @@ def load_weight(
 def load_head(
     ptr, first_row, first_column, row_stride, BLOCK_ROWS: tl.constexpr, BLOCK_COLUMNS: tl.constexpr
 ):  # fmt: skip
-    """[BLOCK_ROWS, BLOCK_COLUMNS] inside a row-major weight, read once: no cache need keep it."""
+    """[BLOCK_ROWS, BLOCK_COLUMNS] inside a row-major weight, read once: no cache need keep it.
+
+    Before a wait it reads what kernels before the last have written: none of them that writes a
+    weight may let the next begin early.
+    """
     rows, columns = tl.arange(0, BLOCK_ROWS), tl.arange(0, BLOCK_COLUMNS)
     corner = ptr + first_row.to(tl.int64) * row_stride + first_column
     at = corner + (rows[:, None] * row_stride + columns[None, :])
