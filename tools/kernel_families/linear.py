@@ -15,11 +15,13 @@ from syncline.model_ops_rocm.triton.configs.linear import (
     CODES_OF_BLOCKS,
     DECODED,
     DECODED_FP32,
+    HALVES,
     INVARIANT,
     LONE,
     MX,
     NARROW,
     NARROW_VECTOR_ROWS,
+    QUARTERS,
     SHALLOW,
     SMALL,
     VECTOR,
@@ -29,6 +31,8 @@ from syncline.model_ops_rocm.triton.configs.linear import (
 # Rows and K of the weight that the rows of a kind are for.
 _SHAPES: Final = {
     NARROW: (4_096, 4_096),
+    QUARTERS: (4_096, 4_096),
+    HALVES: (5_120, 4_096),
     LONE: (6_144, 4_096),
     SMALL: (2_048, 2_048),
     SHALLOW: (4_096, 1_024),
@@ -69,8 +73,11 @@ def _linears(key: ConfigKey, num_tokens: int) -> Iterator[tuple[str, Arguments]]
     if key.up_to == _FEW:
         call["bias"] = empty(key, width)
     yield "row-major", call
-    if CONFIGS[key].constants.get("SPLITS", 1) > 1:
-        yield "merged", call | {"counters": _counters()}
+    if CONFIGS[key].constants.get("MERGES"):
+        yield (
+            "merged",
+            call | {"counters": torch.empty(_MOST_TILES, dtype=torch.int32, device="meta")},
+        )
     if key.dtype == torch.bfloat16 and not key.kind:
         yield "shuffled", call | {"layout": Shuffle16x16()}
 
@@ -112,12 +119,6 @@ def _quantised(key: ConfigKey, num_tokens: int) -> Iterator[tuple[str, Arguments
         "dtype": torch.bfloat16,
     }
     yield layout.describe(), call
-    if CONFIGS[key].constants["SPLITS"] > 1:
-        yield "merged", call | {"counters": _counters()}
-
-
-def _counters() -> torch.Tensor:
-    return torch.empty(_MOST_TILES, dtype=torch.int32, device="meta")
 
 
 def _is_of_codes(key: ConfigKey) -> bool:

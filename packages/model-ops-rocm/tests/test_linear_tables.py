@@ -29,8 +29,9 @@ def test_kinds_of_weights_have_rows_of_their_own_on_nvidia_and_for_few_rows() ->
     def kind(*sizes: int, arch: str = "sm_90", dtype: torch.dtype = torch.bfloat16) -> str:
         return kind_for_numbers(arch, dtype, Sizes(*sizes))
 
-    assert kind(16, 5_120, 4_096) == "narrow"
-    assert kind(16, 5_121, 4_096) == kind(16, 8_192, 4_096) == "lone"
+    assert kind(16, 4_096, 4_096) == "quarters"
+    assert kind(16, 4_097, 4_096) == kind(16, 6_143, 4_096) == "halves"
+    assert kind(16, 6_144, 4_096) == kind(16, 8_192, 4_096) == "lone"
     assert kind(17, 8_192, 4_096) == kind(16, 8_193, 4_096) == ""
     assert kind(1, 1_024, 2_048) == kind(1, 5_120, 2_048) == "small"
     assert kind(1, 4_096, 1_024) == "shallow"

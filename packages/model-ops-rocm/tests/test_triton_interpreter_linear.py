@@ -26,68 +26,31 @@ def test_codes_times_codes_are_what_the_reference_says(
     assert_parity(case, dtype, kernels[case.op], reference, tolerance=tolerance)
 
 
-def test_parts_are_merged_to_the_bits_of_a_second_launch(kernels: Ops) -> None:
-    torch.manual_seed(0)
-    linear = cast(Callable[..., torch.Tensor], kernels["linear"])
-    x, weight = torch.randn(3, 2_304).half(), torch.randn(70, 2_304).half()
-    arguments = {"bias": torch.randn(70).half(), "layout": RowMajor()}
-    in_two = linear(x, weight, **arguments)
-    size = kernels["linear"].counters_size(weight, 3)  # type: ignore[attr-defined]  # the contract's
-    assert size == 3
-    counters = torch.zeros(size, dtype=torch.int32)
-    for _ in range(2):
-        workspace = torch.full((2 * 3 * 70 * 4,), 255, dtype=torch.uint8)
-        merged = linear(x, weight, **arguments, workspace=workspace, counters=counters)
-        assert torch.equal(merged, in_two)
-        assert not counters.any()
+def multiply(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    *,
+    splits: int,
+    head: int = 0,
+    counters: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """By tiles of 16 x 32; only weights too large for the interpreter have such rows in tables."""
+    from syncline.model_ops_rocm.triton.kernels.linear import linear_kernel, sum_splits_kernel
 
-
-@pytest.mark.parametrize("astray", [2, -2, 2**31 - 1])
-def test_counters_that_were_not_zero_show(kernels: Ops, astray: int) -> None:
-    linear = cast(Callable[..., torch.Tensor], kernels["linear"])
-    x, weight = torch.ones(3, 2_304).half(), torch.ones(70, 2_304).half()
-    counters = torch.tensor([0, astray, 0], dtype=torch.int32)
-    got = linear(x, weight, layout=RowMajor(), counters=counters)
-    assert got[:, 32:64].isnan().all()
-    assert not got[:, :32].isnan().any()
-    assert not got[:, 64:].isnan().any()
-
-
-def test_counters_are_refused_that_are_too_few_or_of_another_kind(kernels: Ops) -> None:
-    x, weight = torch.ones(3, 2_304).half(), torch.ones(70, 2_304).half()
-    for counters in (
-        torch.zeros(2, dtype=torch.int32),
-        torch.zeros(3, dtype=torch.int64),
-        torch.zeros(6, dtype=torch.int32)[::2],
-        torch.zeros(1, 3, dtype=torch.int32),
-    ):
-        with pytest.raises(ValueError, match="linear: counters must be contiguous int32 with at l"):
-            kernels["linear"](x, weight, layout=RowMajor(), counters=counters)
-
-
-@pytest.mark.parametrize("depth", [32, 64, 96])
-@pytest.mark.parametrize("splits", [1, 2])
-def test_columns_that_are_read_before_the_loop_are_in_the_sum(
-    kernels: Ops, depth: int, splits: int
-) -> None:
-    # Only weights too large for the interpreter have such rows in the tables.
-    from syncline.model_ops_rocm.triton.kernels.linear import linear_kernel
-
-    torch.manual_seed(0)
-    head = depth // splits // 16 * 16 if depth < 96 else 16
-    x, weight = torch.randn(3, depth), torch.randn(64, depth)
-    out, parts = torch.full((3, 64), float("nan")), torch.full((splits, 3, 64), float("nan"))
-    counters = torch.zeros(2, dtype=torch.int32)
-    linear_kernel[(2, splits)](
-        *(x, weight, out, out, parts, counters, 3, 64, depth),
-        *(depth, 1, depth, 1, 64, 1, 0),
-        HAS_BIAS=False,
+    (rows, depth), width = x.shape, weight.shape[0]
+    out, bias = torch.full((rows, width), float("nan")), torch.arange(width) / 8
+    parts = torch.full((splits, rows, width), float("nan"))
+    is_in_two = splits > 1 and counters is None
+    linear_kernel[(-(-width // 32), splits)](
+        *(x, weight, bias, out, parts, parts if counters is None else counters, rows, width),
+        *(depth, depth, 1, depth, 1, width, 1, 1),
+        HAS_BIAS=not is_in_two,
         CHUNK=0,
-        EVEN_N=True,
-        EVEN_K=True,
+        EVEN_N=width % 32 == 0,
+        EVEN_K=depth % 16 == 0,
         SWAP=1,
         SPLITS=splits,
-        MERGES=splits > 1,
+        MERGES=counters is not None,
         GROUP_M=1,
         PREFETCH=0,
         RELEASE=0,
@@ -97,4 +60,60 @@ def test_columns_that_are_read_before_the_loop_are_in_the_sum(
         OVERLAP=False,
         HEAD=head,
     )
-    torch.testing.assert_close(out, x @ weight.T)
+    if is_in_two:
+        sum_splits_kernel[(rows, 1)](
+            *(parts, bias, out, rows, width, width, 1, 1),
+            HAS_BIAS=True,
+            SPLITS=splits,
+            BLOCK_N=128,
+            OVERLAP=False,
+        )
+    return out
+
+
+@pytest.mark.parametrize("depth", [32, 64, 96])
+@pytest.mark.parametrize("splits", [1, 2])
+def test_columns_that_are_read_before_the_loop_are_in_the_sum(
+    kernels: Ops, depth: int, splits: int
+) -> None:
+    torch.manual_seed(0)
+    head = depth // splits // 16 * 16 if depth < 96 else 16
+    x, weight = torch.randn(3, depth), torch.randn(64, depth)
+    got = multiply(x, weight, splits=splits, head=head)
+    torch.testing.assert_close(got, x @ weight.T + torch.arange(64) / 8)
+
+
+@pytest.mark.parametrize("splits", [2, 4, 7])
+def test_parts_are_merged_to_the_bits_of_a_second_launch(kernels: Ops, splits: int) -> None:
+    torch.manual_seed(0)
+    x, weight = torch.randn(3, 90), torch.randn(70, 90)
+    in_two = multiply(x, weight, splits=splits)
+    torch.testing.assert_close(in_two, x @ weight.T + torch.arange(70) / 8)
+    counters = torch.zeros(3, dtype=torch.int32)
+    for _ in range(2):
+        assert torch.equal(multiply(x, weight, splits=splits, counters=counters), in_two)
+        assert not counters.any()
+
+
+@pytest.mark.parametrize("astray", [2, -2, 2**31 - 1])
+def test_counters_that_were_not_zero_show(kernels: Ops, astray: int) -> None:
+    x, weight = torch.ones(3, 64), torch.ones(70, 64)
+    counters = torch.tensor([0, astray, 0], dtype=torch.int32)
+    got = multiply(x, weight, splits=2, counters=counters)
+    assert got[:, 32:64].isnan().all()
+    assert not got[:, :32].isnan().any()
+    assert not got[:, 64:].isnan().any()
+
+
+def test_counters_are_refused_that_are_too_few_or_of_another_kind(kernels: Ops) -> None:
+    # No small weight, whose products are not merged.
+    x, weight = torch.zeros(3, 98_560).half(), torch.zeros(129, 98_560).half()
+    assert kernels["linear"].counters_size(weight, 3) == 3  # type: ignore[attr-defined]  # the contract's
+    for counters in (
+        torch.zeros(2, dtype=torch.int32),
+        torch.zeros(3, dtype=torch.int64),
+        torch.zeros(6, dtype=torch.int32)[::2],
+        torch.zeros(1, 3, dtype=torch.int32),
+    ):
+        with pytest.raises(ValueError, match="linear: counters must be contiguous int32 with at l"):
+            kernels["linear"](x, weight, layout=RowMajor(), counters=counters)

@@ -179,7 +179,6 @@ CASES: Final[tuple[Case, ...]] = (
     _linear(1, 2_300, width=37),
     _linear(1, 1, 3_072, width=16, bias=False),
     _linear(2, 2_300, width=37, num_counters=3),
-    _linear(16, 2_048, width=64, bias=False, num_counters=2),
     _linear(3, 0, width=8),
     _linear(5, 37, width=33, bias=False),
     _linear(19, 96, width=64, layout=_SHUFFLED),

@@ -44,17 +44,20 @@ FEWER_THAN_LIBRARY: Final[Mapping[tuple[str, torch.dtype], int]] = MappingProxyT
 _AMD: Final = ("gfx942", "gfx950")
 # What is added to a kind for weights that a plain row does not serve well. INVARIANT: few rows, in
 # an order of sums that the widest bucket has too. NARROW: fewer tiles than processors share them.
-# LONE: nearly as many tiles as processors, so that each has one.
+# QUARTERS and HALVES: parts of so few tiles; LONE: tiles for nearly every processor, whole.
 # SMALL and SHALLOW: so few bytes that a launch weighs more, and of those the ones of little K.
 INVARIANT: Final = "invariant"
 NARROW: Final = "narrow"
+QUARTERS: Final = "quarters"
+HALVES: Final = "halves"
 LONE: Final = "lone"
 SMALL: Final = "small"
 SHALLOW: Final = "shallow"
 _FEW_ROWS: Final = 16
 _INVARIANT_ROWS: Final = {"": 512, CODES: 512, CODES_OF_BLOCKS: 64}
-_FEW_COLUMNS: Final = 5_120
-_LONE_COLUMNS: Final = 8_192
+_QUARTERED_COLUMNS: Final = 4_096
+_HALVED_COLUMNS: Final = 6_143
+_FEW_COLUMNS: Final = 8_192
 _SOME_ROWS: Final = 256
 _SMALL_WEIGHT: Final = 12 * 2**20
 _MUCH_K: Final = 2_048
@@ -74,14 +77,16 @@ def kind_for_numbers(arch: str, dtype: torch.dtype, sizes: Sizes) -> str:
         return ""
     if sizes.num_columns * sizes.depth <= _SMALL_WEIGHT:
         return SMALL if sizes.depth >= _MUCH_K else SHALLOW
-    if sizes.num_columns <= _FEW_COLUMNS:
-        return NARROW
-    return LONE if sizes.num_columns <= _LONE_COLUMNS else ""
+    if sizes.num_columns > _FEW_COLUMNS:
+        return ""
+    if sizes.num_columns > _HALVED_COLUMNS:
+        return LONE
+    return HALVES if sizes.num_columns > _QUARTERED_COLUMNS else QUARTERS
 
 
 def kind_for_codes(arch: str, kind: str, sizes: Sizes) -> str:
     """The kind of the rows for codes times codes of a row-major weight, not batch-invariant."""
-    is_narrow = sizes.num_columns <= _LONE_COLUMNS and sizes.depth >= 2 * _MUCH_K
+    is_narrow = sizes.num_columns <= _FEW_COLUMNS and sizes.depth >= 2 * _MUCH_K
     if arch in _AMD or not is_narrow or sizes.num_rows > _SOME_ROWS:
         return kind
     return f"{kind}-{NARROW}"
@@ -127,10 +132,16 @@ def _few(
             "SPLITS": splits,
             "PREFETCH": prefetch,
             "RELEASE": release,
+            "MERGES": 0,
             "HEAD": head,
             "GROUP_M": 1,
         },
     )
+
+
+def _merged(config: LaunchConfig) -> LaunchConfig:
+    """The same where the last program of a tile adds its parts sooner than a second launch does."""
+    return replace(config, constants={**config.constants, "MERGES": 1})
 
 
 def _straight(config: LaunchConfig) -> LaunchConfig:
@@ -150,6 +161,7 @@ def _many(block: tuple[int, int, int], num_warps: int, num_stages: int) -> Launc
             "SPLITS": 1,
             "PREFETCH": 0,
             "RELEASE": 0,
+            "MERGES": 0,
             "HEAD": 0,
             "GROUP_M": 8,
         },
@@ -172,7 +184,8 @@ _HALF: Final[Mapping[str, Buckets]] = {
         ANY_WIDTH: _many((128, 128, 64), 8, 3),
     },
     INVARIANT: {64: _few((64, 64, 64), 4, 5), 512: _many((64, 128, 64), 4, 4)},
-    NARROW: {16: _few((16, 64, 128), 4, 3, splits=4, head=256, overlap=(0, 4))},
+    QUARTERS: {16: _merged(_few((16, 64, 128), 4, 3, splits=4, head=256, overlap=(0, 4)))},
+    HALVES: {16: _few((16, 64, 128), 4, 4, splits=2, overlap=(0, 4))},
     LONE: {16: _few((16, 64, 128), 4, 5, overlap=(0, 4))},
     SMALL: {16: _few((16, 32, 128), 4, 4, splits=2, overlap=(0, 7))},
     SHALLOW: {16: _few((16, 32, 128), 4, 4, overlap=(0, 7))},

@@ -66,10 +66,11 @@ def split_bytes(op: str, weight: torch.Tensor, max_tokens: int) -> int:
 
 
 def num_counters(op: str, weight: torch.Tensor, max_tokens: int) -> int:
-    """The most tiles in parts, likewise."""
+    """The most tiles whose parts are merged in their launch, likewise."""
     each = (
         _num_tiles(min(up_to, max_tokens), weight.shape[0], constants)
         for up_to, constants in _split_rows(op, weight)
+        if constants["MERGES"]
     )
     return max(each, default=0)
 
@@ -92,7 +93,7 @@ class Product:
 
     def __post_init__(self) -> None:
         if self.counters is not None:
-            require_counters(self.op, self.counters, self.grid[0] if self.splits > 1 else 0)
+            require_counters(self.op, self.counters, self.grid[0] if self.merges else 0)
 
     @property
     def is_empty(self) -> bool:
@@ -110,7 +111,8 @@ class Product:
     @property
     def merges(self) -> bool:
         """Whether the product's kernel adds the parts; else a second one does, if there are any."""
-        return self.splits > 1 and self.counters is not None
+        may_merge = self.splits > 1 and self.chosen[1].constants["MERGES"] == 1
+        return may_merge and self.counters is not None
 
     @property
     def adds_bias(self) -> bool:
@@ -147,7 +149,7 @@ class Product:
     @property
     def counters_or_out(self) -> torch.Tensor:
         """A tensor to pass, used only if the kernel `merges`."""
-        return self.out if self.counters is None else self.counters
+        return self.counters if self.counters is not None and self.merges else self.out
 
     def finish(self, parts: torch.Tensor) -> None:
         """Add the parts, if there are any left."""
