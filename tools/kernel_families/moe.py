@@ -122,15 +122,15 @@ CALLS: Final[Mapping[str, Calls]] = {
     "moe_combine": _sums,
     "moe_experts": _experts,
 }
-# Narrow: a block's pairs, ids and scales, those of each 128 columns where a row is unrolled, a
-# routing's replicas, results of few rows; sorting moves single numbers only.
+# Narrow: a block's pairs, ids and scales, those of each 128 columns where a row is unrolled, and x
+# there in codes; a routing's replicas, results of few rows; sorting moves single numbers only.
 RULES: Final[Mapping[str, Rules]] = {
     "moe_route": Rules(max_narrow_loads=12, max_narrow_stores=4),
     "moe_sort": Rules(max_narrow_loads=64, max_narrow_stores=64),
     "moe_permute": Rules(max_narrow_loads=2, max_narrow_stores=1),
     "moe_combine": Rules(max_narrow_loads=16),
     "moe_experts": Rules(
-        max_narrow_loads=50,
+        max_narrow_loads=66,
         max_narrow_stores=8,
         is_matrix=True,
         operands=_operands,

@@ -6,7 +6,7 @@ projections: `gate_up` and `down` in blocks of sorted pairs, `invariant` the sam
 `direct` a pair at a time, with the number of pairs as bucket, `codes` in blocks where codes
 multiply codes; there the widest bucket also serves batch-invariant calls.
 The rows of sm_90 for x in bfloat16 were chosen by measurement on an H200, with 128 experts, 8 of a
-token, 2,048 x 768; the others are guesses.
+token, 2,048 x 768, and so were those of codes and of single pairs in fp8; the others are guesses.
 """
 
 from collections.abc import Iterator, Mapping
@@ -85,7 +85,7 @@ _SM_90: Final[_Projections] = {
     f"{GATE_UP}-{INVARIANT}": {ANY_WIDTH: _blocks(64, 64, 64)},
     f"{DOWN}-{INVARIANT}": {ANY_WIDTH: _blocks(64, 128, 64)},
     f"{GATE_UP}-{DIRECT}": {ANY_WIDTH: _vectors(1, 2_048, num_warps=4)},
-    f"{DOWN}-{DIRECT}": {ANY_WIDTH: _vectors(1, 128, num_warps=2)},
+    f"{DOWN}-{DIRECT}": {ANY_WIDTH: _vectors(2, 256, num_warps=2)},
 }
 _SM_90_FP8: Final[_Projections] = {
     GATE_UP: {
@@ -108,14 +108,8 @@ _SM_90_FP8: Final[_Projections] = {
     },
     f"{GATE_UP}-{INVARIANT}": {ANY_WIDTH: _blocks(64, 64, 64)},
     f"{DOWN}-{INVARIANT}": {ANY_WIDTH: _blocks(64, 128, 64)},
-    f"{GATE_UP}-{DIRECT}": {
-        8: _vectors(8, 128, num_warps=2),
-        ANY_WIDTH: _vectors(8, 128, num_warps=2),
-    },
-    f"{DOWN}-{DIRECT}": {
-        8: _vectors(8, 128, num_warps=8),
-        ANY_WIDTH: _vectors(8, 64, num_warps=8),
-    },
+    f"{GATE_UP}-{DIRECT}": {ANY_WIDTH: _vectors(16, 128, num_warps=4)},
+    f"{DOWN}-{DIRECT}": {ANY_WIDTH: _vectors(4, 128, num_warps=4)},
 }
 _AMD: Final[_Projections] = {
     GATE_UP: {

@@ -38,6 +38,7 @@ def linear_vector_kernel(
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):
+    RUN: tl.constexpr = 8
     EVEN_K: tl.constexpr = DEPTH % BLOCK_K == 0
     NUM_PIECES: tl.constexpr = (DEPTH + BLOCK_K - 1) // BLOCK_K
     rows = tl.program_id(0).to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -50,7 +51,8 @@ def linear_vector_kernel(
     piece = _rows_of(at, columns, DEPTH, EVEN_K)
     if OVERLAP:
         gdc_wait()
-    acc = tl.zeros((BLOCK_N, BLOCK_K), dtype=tl.float32)
+    # Each thread adds up the columns of its own 16 bytes at once, which leaves registers for loads.
+    acc = tl.zeros((BLOCK_N, BLOCK_K // RUN), dtype=tl.float32)
     for number in tl.static_range(NUM_PIECES):
         x_columns = number * BLOCK_K + columns
         x = tl.load(x_ptr + x_columns * x_last, mask=x_columns < DEPTH, other=0.0)
@@ -58,7 +60,8 @@ def linear_vector_kernel(
         if number + 1 < NUM_PIECES:
             start = (number + 1) * BLOCK_K
             piece = _rows_of(at + start, start + columns, DEPTH, EVEN_K)
-        acc += current.to(tl.float32) * x.to(tl.float32)[None, :]
+        products = current.to(tl.float32) * x.to(tl.float32)[None, :]
+        acc += tl.sum(products.reshape(BLOCK_N, BLOCK_K // RUN, RUN), axis=2)
     total = tl.sum(acc, axis=1)
     inside = rows < num_columns
     if HAS_BIAS:

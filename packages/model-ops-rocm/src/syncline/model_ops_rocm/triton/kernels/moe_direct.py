@@ -33,8 +33,22 @@ def _in_runs(weight, x, RUN: tl.constexpr):
 
 
 @triton.jit
+def _scale_of_codes(
+    scale_ptr, rows, mask, column, WIDTH: tl.constexpr, SCALE: tl.constexpr, ENCODED: tl.constexpr
+):
+    """What codes of some rows are multiplied by at a column; 1 where they are no codes."""
+    if ENCODED:
+        PER_ROW: tl.constexpr = 1 if SCALE == 1 else (WIDTH + SCALE - 1) // SCALE
+        block = 0 if SCALE == 1 else column // SCALE
+        return tl.load(scale_ptr + rows * PER_ROW + block, mask=mask, other=0.0)
+    else:
+        return 1.0
+
+
+@triton.jit
 def direct_gate_up_kernel(  # noqa: PLR0915 - a kernel is one body
     x_ptr,
+    x_scale_ptr,  # with ENCODED float32, [T, 1] or one per block of columns
     weight_ptr,  # [E, 2I, H]
     scale_ptr,
     activated_ptr,  # [T * k, I]
@@ -47,6 +61,7 @@ def direct_gate_up_kernel(  # noqa: PLR0915 - a kernel is one body
     TOP_K: tl.constexpr,
     CHUNK: tl.constexpr,
     SCALE: tl.constexpr,
+    ENCODED: tl.constexpr,  # x is codes, too: products of codes are exact
     OVERLAP: tl.constexpr,  # CUDA: launched while the kernel before it ends
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
@@ -65,7 +80,8 @@ def direct_gate_up_kernel(  # noqa: PLR0915 - a kernel is one body
         is_row = rows < INTERMEDIATE
         columns = tl.arange(0, BLOCK_K)
         mask = is_row[:, None] & (columns < HIDDEN)[None, :]
-        x_ptr += (pair // TOP_K) * x_token
+        token = pair // TOP_K
+        x_ptr += token * x_token
         weight_ptr += expert * (2 * INTERMEDIATE * HIDDEN)
         next_gate = _piece(weight_ptr + weight_at(rows, columns, HIDDEN, CHUNK), mask, EVEN)
         at = weight_at(INTERMEDIATE + rows, columns, HIDDEN, CHUNK)
@@ -92,17 +108,21 @@ def direct_gate_up_kernel(  # noqa: PLR0915 - a kernel is one body
                 next_up = _piece(weight_ptr + at, mask, EVEN)
             gate, up = _in_runs(gate, x, RUN), _in_runs(up, x, RUN)
             if SCALE > 1:
-                gate *= scale_at(scale_ptr, rows, start, 2 * INTERMEDIATE, HIDDEN, SCALE)[:, None]
-                up *= scale_at(
+                of_x = _scale_of_codes(x_scale_ptr, token, True, start, HIDDEN, SCALE, ENCODED)
+                scale = scale_at(scale_ptr, rows, start, 2 * INTERMEDIATE, HIDDEN, SCALE)
+                gate *= (scale * of_x)[:, None]
+                scale = scale_at(
                     scale_ptr, INTERMEDIATE + rows, start, 2 * INTERMEDIATE, HIDDEN, SCALE
-                )[:, None]
+                )
+                up *= (scale * of_x)[:, None]
             gates += gate
             ups += up
         gate = tl.sum(gates, axis=1)
         up = tl.sum(ups, axis=1)
         if SCALE == 1:
-            gate *= tl.load(scale_ptr + rows, mask=is_row, other=0.0)
-            up *= tl.load(scale_ptr + INTERMEDIATE + rows, mask=is_row, other=0.0)
+            of_x = _scale_of_codes(x_scale_ptr, token, True, 0, HIDDEN, SCALE, ENCODED)
+            gate *= tl.load(scale_ptr + rows, mask=is_row, other=0.0) * of_x
+            up *= tl.load(scale_ptr + INTERMEDIATE + rows, mask=is_row, other=0.0) * of_x
         activated = activated_of(gate, up, activated_ptr.dtype.element_ty)
         tl.store(activated_ptr + pair * INTERMEDIATE + rows, activated, mask=is_row)
 
@@ -110,6 +130,7 @@ def direct_gate_up_kernel(  # noqa: PLR0915 - a kernel is one body
 @triton.jit
 def direct_down_kernel(  # noqa: PLR0915 - a kernel is one body
     activated_ptr,  # [T * k, I]
+    activated_scale_ptr,  # with ENCODED float32, [T * k, 1] or one per block of columns
     weight_ptr,  # [E, H, I]
     scale_ptr,
     out_ptr,
@@ -123,6 +144,7 @@ def direct_down_kernel(  # noqa: PLR0915 - a kernel is one body
     TOP_K: tl.constexpr,
     CHUNK: tl.constexpr,
     SCALE: tl.constexpr,
+    ENCODED: tl.constexpr,
     OVERLAP: tl.constexpr,
     BLOCK_SLOTS: tl.constexpr,
     BLOCK_N: tl.constexpr,
@@ -173,11 +195,21 @@ def direct_down_kernel(  # noqa: PLR0915 - a kernel is one body
             scales = scale_ptr + experts[:, None] * SCALES + of_rows[None, :]
             scale = tl.load(scales, mask=is_kept[:, None] & is_row[None, :], other=0.0)
             part *= scale[:, :, None]
+            if ENCODED:
+                scale = _scale_of_codes(
+                    *(activated_scale_ptr, pairs, is_kept, start, INTERMEDIATE, SCALE, ENCODED)
+                )
+                part *= scale[:, None, None]
         sums += part
     y = tl.sum(sums, axis=2)
     if SCALE == 1:
         scales = scale_ptr + experts[:, None] * HIDDEN + rows[None, :]
         y *= tl.load(scales, mask=is_kept[:, None] & is_row[None, :], other=0.0)
+        if ENCODED:
+            scale = _scale_of_codes(
+                *(activated_scale_ptr, pairs, is_kept, 0, INTERMEDIATE, SCALE, ENCODED)
+            )
+            y *= scale[:, None]
     dtype = out_ptr.dtype.element_ty
     y = y.to(dtype).to(tl.float32)
     routing = tl.load(routing_ptr + pairs, mask=is_kept, other=0.0)

@@ -40,9 +40,15 @@ from syncline.model_ops_rocm.triton.kernels.moe_direct import (
 )
 from syncline.model_ops_rocm.triton.kernels.moe_experts import down_kernel, gate_up_kernel
 from syncline.model_ops_rocm.triton.launch import LAUNCHER, overlaps, require_reachable
-from syncline.model_ops_rocm.triton.ops.moe_call import Chosen, ExpertCall, bytes_of_parts
+from syncline.model_ops_rocm.triton.ops.moe_call import (
+    Chosen,
+    Encoded,
+    ExpertCall,
+    bytes_of_parts,
+)
 from syncline.model_ops_rocm.triton.ops.moe_codes import require_native, run_codes
 from syncline.model_ops_rocm.triton.ops.moe_routing import launch_combine, launch_sort
+from syncline.model_ops_rocm.triton.ops.quantise import quantise_activation
 
 _CHUNK_BYTES: Final = 16
 _ALIGNMENT_OF_LOADS: Final = 16
@@ -133,15 +139,20 @@ def _refuse_fnuz() -> None:
 
 
 def _compute(call: ExpertCall, *, batch_invariant: bool) -> None:
-    if call.recipe is not None:
-        width = ANY_WIDTH if batch_invariant else call.shapes.mean_pairs
-        kinds = (f"{GATE_UP}-{CODES}", f"{DOWN}-{CODES}")
-        for gate_up, down in _buckets(FP8_ROWS, width, *kinds):
-            run_codes(call, call.recipe, gate_up, down)
-        return
     rows = rows_of(call.x.dtype, is_fp8=call.scales is not None)
-    for path in _paths(rows, call.shapes, batch_invariant=batch_invariant):
-        (_run_direct if path.is_direct else _run_sorted)(call, path)
+    if call.recipe is None:
+        for path in _paths(rows, call.shapes, batch_invariant=batch_invariant):
+            (_run_direct if path.is_direct else _run_sorted)(call, path)
+        return
+    is_direct = not batch_invariant and call.shapes.num_pairs <= MAX_DIRECT_PAIRS
+    if not is_direct or LAUNCHER.is_compiling:
+        width = ANY_WIDTH if batch_invariant else call.shapes.mean_pairs
+        for pair in _buckets(FP8_ROWS, width, f"{GATE_UP}-{CODES}", f"{DOWN}-{CODES}"):
+            run_codes(call, call.recipe, *pair)
+    if is_direct or (LAUNCHER.is_compiling and not batch_invariant):
+        kinds = (f"{GATE_UP}-{DIRECT}", f"{DOWN}-{DIRECT}")
+        for pair in _buckets(rows, call.shapes.num_pairs, *kinds):
+            _run_direct(call, _Path(*pair, is_direct=True))
 
 
 def _paths(dtype: torch.dtype, shapes: ExpertShapes, *, batch_invariant: bool) -> Iterator[_Path]:
@@ -178,29 +189,38 @@ def _buckets(
 def _run_direct(call: ExpertCall, path: _Path) -> None:
     shapes, activated, scales = call.shapes, call.activated(), call.scales_or_weights
     (_, gate_up), (_, down) = path.gate_up, path.down
+    x = _encoded(call, call.x, None if call.recipe is None else call.codes_of_x(call.recipe))
+    constants = {"TOP_K": shapes.top_k, "ENCODED": call.recipe is not None}
     LAUNCHER.launch(
         direct_gate_up_kernel,
         (-(-shapes.intermediate // gate_up.constants["BLOCK_N"]), shapes.num_pairs),
         path.gate_up,
-        (call.x, call.w13, scales[0], activated, call.routing[1], *call.x.stride()),
-        {
-            **call.constants(path.gate_up),
-            "TOP_K": shapes.top_k,
-            "OVERLAP": overlaps(gate_up),
-        },
+        (*x, call.w13, scales[0], activated, call.routing[1], *x[0].stride()),
+        {**call.constants(path.gate_up), **constants, "OVERLAP": overlaps(gate_up)},
     )
+    codes = None if call.recipe is None else call.codes_of_activated(call.recipe)
     LAUNCHER.launch(
         direct_down_kernel,
         (-(-shapes.hidden // down.constants["BLOCK_N"]), shapes.num_tokens),
         path.down,
-        (activated, call.w2, scales[1], call.out, *call.routing, *call.out.stride()),
+        (
+            *_encoded(call, activated, codes),
+            *(call.w2, scales[1], call.out, *call.routing, *call.out.stride()),
+        ),
         {
             **call.constants(path.down),
-            "TOP_K": shapes.top_k,
+            **constants,
             "OVERLAP": overlaps(down),
             "BLOCK_SLOTS": power_of_two(shapes.top_k),
         },
     )
+
+
+def _encoded(call: ExpertCall, x: torch.Tensor, codes: Encoded | None) -> Encoded:
+    """x as it is multiplied: by `codes`, where it is to be encoded; else scales are not read."""
+    if codes is None or call.recipe is None:
+        return x, x
+    return quantise_activation(x, call.recipe, out=codes)
 
 
 def _run_sorted(call: ExpertCall, path: _Path) -> None:
