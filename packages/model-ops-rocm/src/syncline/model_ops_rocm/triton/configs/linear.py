@@ -184,7 +184,7 @@ _HALF: Final[Mapping[str, Buckets]] = {
         ANY_WIDTH: _many((128, 128, 64), 8, 3),
     },
     INVARIANT: {64: _few((64, 64, 64), 4, 5), 512: _many((64, 128, 64), 4, 4)},
-    QUARTERS: {16: _merged(_few((16, 64, 128), 4, 3, splits=4, head=256, overlap=(0, 4)))},
+    QUARTERS: {16: _merged(_few((16, 64, 128), 4, 3, splits=4, head=256, overlap=(256, 4)))},
     HALVES: {16: _few((16, 64, 128), 4, 4, splits=2, overlap=(0, 4))},
     LONE: {16: _few((16, 64, 128), 4, 5, overlap=(0, 4))},
     SMALL: {16: _few((16, 32, 128), 4, 4, splits=2, overlap=(0, 7))},

@@ -101,24 +101,33 @@ def await_kernel_before(
     """CUDA: ask L2 for the first PREFETCH columns of a weight's tile, then wait.
 
     What is asked for arrives while the kernel before this one ends. L2 is where all memory is one,
-    so that a weight which that kernel still writes is read as it will be. Rows must be whole tiles
-    of whole 16 bytes.
+    so that a weight which that kernel still writes is read as it will be. Rows must be whole tiles;
+    of a row-major weight PREFETCH is a power of two, and lines of 128 bytes.
     """
-    if PREFETCH > 0:
+    if PREFETCH > 0 and CHUNK:
         columns = tl.maximum(tl.minimum(last_column - first_column, PREFETCH), 0)
-        if CHUNK:
-            rows = tl.arange(0, BLOCK_ROWS // 16)
-            at = ptr + first_row.to(tl.int64) * num_columns + first_column * 16
-            at += rows * num_columns * 16
-            columns *= 16
-        else:
-            rows = tl.arange(0, BLOCK_ROWS)
-            at = ptr + first_row.to(tl.int64) * row_stride + first_column + rows * row_stride
-        num_bytes = columns * (ptr.dtype.element_ty.primitive_bitwidth // 8)
+        rows = tl.arange(0, BLOCK_ROWS // 16)
+        at = ptr + first_row.to(tl.int64) * num_columns + first_column * 16
+        at += rows * num_columns * 16
+        num_bytes = columns * 16 * (ptr.dtype.element_ty.primitive_bitwidth // 8)
         tl.inline_asm_elementwise(
             "cp.async.bulk.prefetch.L2.global [$1], $2; mov.u32 $0, 0;",
             "=r,l,r",
             [at.to(tl.uint64, bitcast=True), num_bytes + tl.zeros_like(rows)],
+            dtype=tl.int32,
+            is_pure=False,
+            pack=1,
+        )
+    elif PREFETCH > 0:
+        LINE: tl.constexpr = 1024 // ptr.dtype.element_ty.primitive_bitwidth
+        lines = tl.arange(0, PREFETCH // LINE) * LINE
+        lines = tl.minimum(lines, tl.maximum(last_column - first_column - 1, 0))
+        corner = ptr + first_row.to(tl.int64) * row_stride + first_column
+        at = corner + (tl.arange(0, BLOCK_ROWS)[:, None] * row_stride + lines[None, :])
+        tl.inline_asm_elementwise(
+            "prefetch.global.L2 [$1]; mov.u32 $0, 0;",
+            "=r,l",
+            [at.to(tl.uint64, bitcast=True)],
             dtype=tl.int32,
             is_pure=False,
             pack=1,
