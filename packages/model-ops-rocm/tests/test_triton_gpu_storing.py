@@ -189,3 +189,26 @@ def test_what_is_prepared_is_recorded_and_reads_what_its_tensors_hold_by_then(
     source[-1, -1] = float("nan")
     graph.replay()
     assert flag.item()
+
+
+def test_codes_that_come_are_stored_in_a_recorded_graph() -> None:
+    encode = select("encode", backend="triton", arch=detect_arch(), dtype=torch.float32)
+    jobs = [job for job in jobs_of_every_kind("cuda") if isinstance(job.source, CodedSource)]
+    expected = [job for job in jobs_of_every_kind() if isinstance(job.source, CodedSource)]
+    flag = torch.zeros(1, dtype=torch.bool, device="cuda")
+    for job in jobs:
+        encode(job, nonfinite=flag)  # compiled before it is captured
+    graph = torch.cuda.CUDAGraph()
+    torch.cuda.synchronize()
+    with torch.cuda.graph(graph):
+        before = torch.cuda.memory_stats()["allocation.all.allocated"]
+        for job in jobs:
+            encode(job, nonfinite=flag)
+        assert torch.cuda.memory_stats()["allocation.all.allocated"] == before
+    change(jobs)
+    change(expected)
+    graph.replay()
+    for job, other in zip(jobs, expected, strict=True):
+        other.storage_format.encode_into(other.out, other.source, other.region)
+        assert checksum_stored(job.out) == checksum_stored(other.out)
+    assert not flag.item()
