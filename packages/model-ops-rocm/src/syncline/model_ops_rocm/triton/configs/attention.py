@@ -36,14 +36,14 @@ def _tiles(
     )
 
 
-def _overlapping(config: LaunchConfig, ahead: int = 0, early: int = 0) -> LaunchConfig:
-    constants = {**config.constants, "AHEAD": ahead, "EARLY": early}
+def _overlapping(config: LaunchConfig, ahead: int = 0, apart: int = 1) -> LaunchConfig:
+    constants = {**config.constants, "AHEAD": ahead, "APART": apart}
     return replace(config, launch_pdl=True, constants=constants)
 
 
 def _alone(num_warps: int, num_stages: int, block_n: int) -> LaunchConfig:
     config = _tiles(num_warps, num_stages, block_n)
-    return replace(config, constants={**config.constants, "AHEAD": 0, "EARLY": 0})
+    return replace(config, constants={**config.constants, "AHEAD": 0, "APART": 1})
 
 
 def _unfused(config: LaunchConfig) -> LaunchConfig:
@@ -58,8 +58,8 @@ _SM_90: Final[Kinds] = {
         256: _overlapping(_tiles(8, 2, 64)),
     },
     "decode_split": {
-        64: _overlapping(_tiles(4, 3, 64)),
-        128: _overlapping(_tiles(4, 4, 64)),
+        64: _overlapping(_tiles(4, 3, 64), ahead=1, apart=4),
+        128: _overlapping(_tiles(4, 4, 64), ahead=1, apart=4),
         256: _overlapping(_tiles(8, 2, 64)),
     },
     "prefill": {64: _tiles(4, 3, 64, 128), 128: _tiles(8, 3, 64, 128), 256: _tiles(8, 3, 32, 128)},

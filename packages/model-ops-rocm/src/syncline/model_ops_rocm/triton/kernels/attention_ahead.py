@@ -7,20 +7,19 @@ what is attended is read after the wait. sm_90 alone.
 
 import triton
 import triton.language as tl
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from syncline.model_ops_rocm.triton.kernels.attention_tiles import along, blocks_of
-
-_LINE_BYTES: tl.constexpr = tl.constexpr(128)
+from syncline.model_ops_rocm.triton.kernels.dependent import await_turn
 
 
 @triton.jit
-def _fetch(at, is_wanted):
-    """Ask for the lines at pointers `at`; returns at once."""
+def _fetch(at, num_bytes, is_wanted):
+    """Ask for runs of `num_bytes`, a multiple of 16, at pointers `at`; returns at once."""
     tl.inline_asm_elementwise(
-        "{ .reg .pred p; setp.ne.s32 p, $2, 0; @p prefetch.global.L2 [$1]; mov.u32 $0, 0; }",
-        "=r,l,r",
-        [at.to(tl.int64), is_wanted.to(tl.int32)],
+        "{ .reg .pred p; setp.ne.s32 p, $3, 0;"
+        " @p cp.async.bulk.prefetch.L2.global [$1], $2; mov.u32 $0, 0; }",
+        "=r,l,r,r",
+        [at.to(tl.int64), num_bytes, is_wanted.to(tl.int32)],
         dtype=tl.int32,
         is_pure=False,
         pack=1,
@@ -30,13 +29,10 @@ def _fetch(at, is_wanted):
 @triton.jit
 def _fetch_tile(head_ptr, block, slots, is_wanted, PLACES: tl.constexpr, SHAPE: tl.constexpr):
     """The rows of a head that lie in slots of blocks; where a row is not one run, nothing."""
-    LINE: tl.constexpr = _LINE_BYTES * 8 // head_ptr.dtype.element_ty.primitive_bitwidth
-    NUM_LINES: tl.constexpr = (SHAPE[2] + LINE - 1) // LINE
-    if (PLACES[5] == 1) & (PLACES[6] == 1):
+    NUM_BYTES: tl.constexpr = SHAPE[1] * head_ptr.dtype.element_ty.primitive_bitwidth // 8
+    if (PLACES[5] == 1) & (PLACES[6] == 1) & (NUM_BYTES % 16 == 0):
         at = block.to(tl.int64) * PLACES[0] + along(slots, PLACES[2], PLACES[3], PLACES[4])
-        lines = tl.arange(0, NUM_LINES) * LINE
-        is_line = is_wanted[:, None] & (lines < SHAPE[1])[None, :]
-        _fetch(head_ptr + at[:, None] + lines[None, :], is_line)
+        _fetch(head_ptr + at, tl.full(slots.shape, NUM_BYTES, tl.int32), is_wanted)
 
 
 @triton.jit
@@ -77,19 +73,10 @@ def await_and_ask(
     KEYS: tl.constexpr,
     VALUES: tl.constexpr,
     AHEAD: tl.constexpr,
-    EARLY: tl.constexpr,
     OVERLAP: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    """Wait for the kernels before, and ask for AHEAD of the tiles meanwhile.
-
-    With EARLY the next kernel may start at once, and ask for its own; else when this one's turn
-    has come.
-    """
-    if OVERLAP:
-        if EARLY:
-            gdc_launch_dependents()
-        if AHEAD > 0:
-            _ask(lens_at, table, tiles, cache, num_blocks, SHAPE, KEYS, VALUES, AHEAD, BLOCK_N)
-        gdc_wait()
-        gdc_launch_dependents()
+    """As `await_turn`, and asks for AHEAD of the tiles meanwhile."""
+    if OVERLAP and AHEAD > 0:
+        _ask(lens_at, table, tiles, cache, num_blocks, SHAPE, KEYS, VALUES, AHEAD, BLOCK_N)
+    await_turn(OVERLAP)

@@ -20,9 +20,11 @@ from syncline.model_ops_rocm.triton.kernels.attention_rows import (
 )
 from syncline.model_ops_rocm.triton.kernels.attention_tiles import (
     LOG2_E,
+    apart,
     blocks_of,
     finished,
     in_half,
+    joined,
     query_rows,
     start_state,
     walk,
@@ -73,6 +75,20 @@ def _merge_parts(
     mean = tl.where(is_astray, float("nan"), mean)
     lse = tl.where(is_astray, float("nan"), lse)
     _store_result(result, where, mean, lse, HEAD_DIM, BLOCK_D)
+
+
+@triton.jit
+def _rows_left(
+    unit,
+    q_start,
+    COUNT: tl.constexpr,
+    PACKED: tl.constexpr,
+    GROUP: tl.constexpr,
+    NUM_HEADS: tl.constexpr,
+):
+    """(tokens, heads, is_row, number of heads) of the first COUNT rows of the unit's tile."""
+    tokens, heads, is_row = query_rows(unit[0], unit[1], unit[2], unit[3], COUNT, PACKED, GROUP)
+    return q_start + tokens, heads, is_row, NUM_HEADS
 
 
 @triton.jit
@@ -146,13 +162,14 @@ def decode_kernel(  # noqa: PLR0915 - one program
     VALUES: tl.constexpr,
     CODE: tl.constexpr,
     SCALES_PER: tl.constexpr,
+    APART: tl.constexpr,  # lanes of a tile; 1: none
     AHEAD: tl.constexpr,  # tiles that are asked for before the wait
-    EARLY: tl.constexpr,
     NUM_ROWS: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
     """Program (row, key/value head, group of its query heads, block of queries; split)."""
+    NUM_HEADS: tl.constexpr = NUM_KV_HEADS * GROUP
     NUM_GROUPS: tl.constexpr = (GROUP + PACKED - 1) // PACKED
     BLOCK_Q: tl.constexpr = BLOCK_M // PACKED
     HEAD_DIM: tl.constexpr = SHAPE[1]
@@ -178,7 +195,6 @@ def decode_kernel(  # noqa: PLR0915 - one program
         KEYS,
         VALUES,
         AHEAD,
-        EARLY,
         OVERLAP,
         BLOCK_N,
     )
@@ -199,7 +215,6 @@ def decode_kernel(  # noqa: PLR0915 - one program
         first_tile += tl.maximum(first_position - WINDOW + 1, 0) // BLOCK_N
         is_entry = first_tile < num_tiles
         block = blocks_of(table, first_tile * BLOCK_N, is_entry, seq_len, SHAPE[0], BLOCK_N, "")
-    where = (q_start + tokens, heads, is_row, NUM_KV_HEADS * GROUP)
     num_parts = 1
     if IS_SPLIT:
         # With counters nobody waits for, or reads, a part without a tile.
@@ -209,7 +224,7 @@ def decode_kernel(  # noqa: PLR0915 - one program
             num_parts = tl.maximum(tl.minimum(num_tiles - (first_tile - split), num_splits), 1)
         if (split > 0) & (first_tile >= num_tiles):
             if counters_ptr is None:
-                at = ((q_start + tokens).to(tl.int64) * where[3] + heads) * num_splits + split
+                at = ((q_start + tokens).to(tl.int64) * NUM_HEADS + heads) * num_splits + split
                 none = tl.full([BLOCK_M], float("-inf"), tl.float32)
                 tl.store(parts_lse_ptr + at, none, mask=is_row)
             return
@@ -217,6 +232,7 @@ def decode_kernel(  # noqa: PLR0915 - one program
     factor *= held * qk_scale * LOG2_E * scale_of(k_scale_ptr, kv_head, SCALES_PER)
     scales = (k_scale_ptr, v_scale_ptr, kv_head.to(tl.int64) * scale_head, scale_block, scale_slot)
     state = start_state(heads, is_row, sinks_ptr, split == 0, BLOCK_M, BLOCK_D)
+    q, state = apart(q, state, APART)
     # Splits take turns: which tile is first does not depend on the length.
     state = walk(
         state,
@@ -239,17 +255,20 @@ def decode_kernel(  # noqa: PLR0915 - one program
         q_ptr.dtype.element_ty,
         BLOCK_N,
     )
+    # Most rows of a tile are often none: what is left to do is done for as few as may be.
+    FEW: tl.constexpr = BLOCK_M if NUM_Q_BLOCKS > 1 else NUM_ROWS
+    HALF: tl.constexpr = APART > 1 and 2 * FEW <= BLOCK_M
+    LEFT: tl.constexpr = BLOCK_M // 2 if HALF else BLOCK_M
+    if APART > 1:
+        state = joined(state, HALF)
+    unit = (q_block, Q_LEN, kv_head, head_group)
+    where = _rows_left(unit, q_start, LEFT, PACKED, GROUP, NUM_HEADS)
     mean, lse = finished(state, scale_of(v_scale_ptr, kv_head, SCALES_PER))
     if seq_len <= 0:
-        mean = tl.zeros([BLOCK_M, BLOCK_D], dtype=tl.float32)
-        lse = tl.full([BLOCK_M], float("-inf"), dtype=tl.float32)
+        mean = tl.zeros([LEFT, BLOCK_D], dtype=tl.float32)
+        lse = tl.full([LEFT], float("-inf"), dtype=tl.float32)
     result = (out_ptr, (out_token, out_head, out_last), lse_ptr, (lse_token, lse_head))
     if IS_SPLIT:
-        # Most rows of a tile are often none: what merges it is as large as it must be.
-        FEW: tl.constexpr = BLOCK_M if NUM_Q_BLOCKS > 1 else NUM_ROWS
-        few_tokens, few_heads, is_few = query_rows(
-            q_block, Q_LEN, kv_head, head_group, FEW, PACKED, GROUP
-        )
         _store_part(
             mean,
             lse,
@@ -259,7 +278,7 @@ def decode_kernel(  # noqa: PLR0915 - one program
             where,
             split,
             num_parts,
-            (q_start + few_tokens, few_heads, is_few, where[3]),
+            _rows_left(unit, q_start, FEW, PACKED, GROUP, NUM_HEADS),
             HEAD_DIM,
             BLOCK_D,
         )

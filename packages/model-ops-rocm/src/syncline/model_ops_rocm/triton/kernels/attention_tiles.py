@@ -4,6 +4,11 @@ Unit: BLOCK_M rows of queries, which are BLOCK_M // PACKED tokens of the PACKED 
 share a key/value head, and BLOCK_N tokens of KV, at absolute multiples of BLOCK_N. Scores are in
 log2. Knows no grid.
 
+A state is (sums [M, D], top [M], total [M]) of each row; or, of `apart` lanes that each walk a part
+of every tile, all of them with a dimension of lanes before. A product of such a state is one of
+batches, which the compiler gives a warp each: warps then share nothing until `joined`, where they
+else meet several times for each tile. It pays where tiles are too few to hide that.
+
 Where an element of a cache is, eight numbers say (`KEYS`, `VALUES`): the strides of a block and of
 a head, then for a slot and for a dimension (split, outer, inner): index i of them is at
 i // split * outer + i % split * inner.
@@ -119,16 +124,36 @@ def blocks_of(
 
 @triton.jit
 def _tile(at, dims, is_token, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, IS_CUT: tl.constexpr):
-    """Elements [BLOCK_N, BLOCK_D]; zero past the head, and with IS_CUT where no token is."""
+    """Elements [..., N, BLOCK_D]; zero past the head, and with IS_CUT where no token is."""
     if HEAD_DIM == BLOCK_D:
         if IS_CUT:
-            return tl.load(at, mask=is_token[:, None], other=0)
+            return tl.load(at, mask=tl.expand_dims(is_token, -1), other=0)
         else:
             return tl.load(at)
-    elif IS_CUT:
-        return tl.load(at, mask=is_token[:, None] & (dims < HEAD_DIM)[None, :], other=0)
+    is_dim = dims < HEAD_DIM
+    is_dim = is_dim[None, None, :] if len(at.shape) == 3 else is_dim[None, :]
+    if IS_CUT:
+        return tl.load(at, mask=tl.expand_dims(is_token, -1) & is_dim, other=0)
     else:
-        return tl.load(at, mask=(dims < HEAD_DIM)[None, :], other=0)
+        return tl.load(at, mask=is_dim, other=0)
+
+
+@triton.jit
+def _transposed(x):
+    if len(x.shape) == 3:
+        return tl.trans(x, 0, 2, 1)
+    else:
+        return tl.trans(x)
+
+
+@triton.jit
+def _offsets(APART: tl.constexpr, BLOCK_N: tl.constexpr):
+    """Of a tile's tokens: [BLOCK_N], or [APART, BLOCK_N // APART]."""
+    offsets = tl.arange(0, BLOCK_N)
+    if APART > 1:
+        return tl.reshape(offsets, [APART, BLOCK_N // APART])
+    else:
+        return offsets
 
 
 @triton.jit
@@ -165,13 +190,17 @@ def walk(  # noqa: PLR0915 - one loop
     BLOCK_SIZE: tl.constexpr = SHAPE[0]
     HEAD_DIM: tl.constexpr = SHAPE[1]
     BLOCK_D: tl.constexpr = SHAPE[2]
+    # Of what has an entry for each token, and of scores: the dimension of tokens.
+    LAST: tl.constexpr = len(acc.shape) - 1
+    APART: tl.constexpr = acc.shape[0] if len(acc.shape) == 3 else 1
+    offsets = _offsets(APART, BLOCK_N)
     dims = tl.arange(0, BLOCK_D)
     k_dims = along(dims, KEYS[5], KEYS[6], KEYS[7])
     v_dims = along(dims, VALUES[5], VALUES[6], VALUES[7])
     next_block = first_block
     for tile in range(tiles[0], tiles[1], tiles[2]):
         start = tile * BLOCK_N
-        tokens = start + tl.arange(0, BLOCK_N)
+        tokens = start + offsets
         block = next_block.to(tl.int64)
         # Read one tile ahead: a load that waits for another is not started early by the compiler.
         after = tile + tiles[2]
@@ -179,33 +208,35 @@ def walk(  # noqa: PLR0915 - one loop
             table, after * BLOCK_N, after < tiles[1], seq_len, BLOCK_SIZE, BLOCK_N, ""
         )
         if BLOCK_SIZE % BLOCK_N == 0:
-            slots = start % BLOCK_SIZE + tl.arange(0, BLOCK_N)
+            slots = start % BLOCK_SIZE + offsets
         else:
+            block = tl.reshape(block, offsets.shape)
             slots = tokens % BLOCK_SIZE
         k_at = cache[0] + block * KEYS[0] + along(slots, KEYS[2], KEYS[3], KEYS[4])
         v_at = cache[1] + block * VALUES[0] + along(slots, VALUES[2], VALUES[3], VALUES[4])
-        k_at = k_at[:, None] + k_dims[None, :]
-        v_at = v_at[:, None] + v_dims[None, :]
+        k_at = tl.expand_dims(k_at, -1) + k_dims
+        v_at = tl.expand_dims(v_at, -1) + v_dims
         k = _tile(k_at, dims, tokens < seq_len, HEAD_DIM, BLOCK_D, False)
         k = decoded(k, q.dtype, CODE)
-        scores = tl.dot(q, tl.trans(k), input_precision="ieee")
+        scores = tl.dot(q, _transposed(k), input_precision="ieee")
         if SCALES_PER == 3:
             at = scales[2] + block * scales[3] + slots * scales[4]
             k_scale = tl.load(scales[0] + at, mask=tokens < seq_len, other=0.0)
             v_scale = tl.load(scales[1] + at, mask=tokens < seq_len, other=0.0)
-            scores *= k_scale[None, :]
+            scores *= tl.expand_dims(k_scale, -2)
         if MASKED:
-            is_seen = tokens[None, :] <= positions[:, None]
+            seen = tl.expand_dims(tokens, -2)
+            is_seen = seen <= positions[:, None]
             if WINDOW > 0:
-                is_seen &= tokens[None, :] > positions[:, None] - WINDOW
+                is_seen &= seen > positions[:, None] - WINDOW
             scores = tl.where(is_seen, scores, float("-inf"))
-        new_top = tl.maximum(top, tl.max(scores, 1) * qk_scale)
-        weights = tl.exp2(scores * qk_scale[:, None] - new_top[:, None])
+        new_top = tl.maximum(top, tl.max(scores, LAST) * qk_scale)
+        weights = tl.exp2(scores * qk_scale[:, None] - tl.expand_dims(new_top, -1))
         shrink = tl.exp2(top - new_top)
-        total = total * shrink + tl.sum(weights, 1)
-        acc = acc * shrink[:, None]
+        total = total * shrink + tl.sum(weights, LAST)
+        acc = acc * tl.expand_dims(shrink, -1)
         if SCALES_PER == 3:
-            weights *= v_scale[None, :]
+            weights *= tl.expand_dims(v_scale, -2)
         # A slot past the sequence may hold NaN, which a weight of 0 would let through.
         v = _tile(v_at, dims, tokens < seq_len, HEAD_DIM, BLOCK_D, MASKED)
         # A weight times a scale of its token may be out of float16's range.
@@ -228,6 +259,60 @@ def start_state(heads, is_row, sinks_ptr, is_first, BLOCK_M: tl.constexpr, BLOCK
         top = tl.maximum(sinks, LOWEST)
         total = tl.exp2(sinks - top)
     return acc, top, total
+
+
+@triton.jit
+def apart(q, state, APART: tl.constexpr):
+    """Queries and a state that has seen no token, for lanes; the first of them has the sinks."""
+    if APART > 1:
+        acc, top, total = state
+        is_first = tl.arange(0, APART)[:, None] == 0
+        q = tl.broadcast_to(q[None, :, :], [APART, q.shape[0], q.shape[1]])
+        acc = tl.zeros([APART, acc.shape[0], acc.shape[1]], dtype=tl.float32)
+        top = tl.where(is_first, top[None, :], LOWEST)
+        total = tl.where(is_first, total[None, :], 0.0)
+        return q, (acc, top, total)
+    else:
+        return q, state
+
+
+@triton.jit
+def _lower(x):
+    """The first half of the rows of lanes."""
+    if len(x.shape) == 3:
+        x = tl.reshape(x, [x.shape[0], 2, x.shape[1] // 2, x.shape[2]])
+        low, _ = tl.split(tl.permute(x, 0, 2, 3, 1))
+    else:
+        x = tl.reshape(x, [x.shape[0], 2, x.shape[1] // 2])
+        low, _ = tl.split(tl.permute(x, 0, 2, 1))
+    return low
+
+
+@triton.jit
+def _sum_of_lanes(x):
+    """[W, M, D] to [M, D]: W first moves into the registers of a thread, where sums are cheap."""
+    if x.shape[0] == 1:
+        return tl.reshape(x, [x.shape[1], x.shape[2]])
+    elif x.shape[0] == 2:
+        even, odd = tl.split(tl.permute(x, 1, 2, 0))
+        return even + odd
+    else:
+        pairs = tl.reshape(x, [x.shape[0] // 2, 2, x.shape[1], x.shape[2]])
+        even, odd = tl.split(tl.permute(pairs, 0, 2, 3, 1))
+        return _sum_of_lanes(even + odd)
+
+
+@triton.jit
+def joined(state, HALF: tl.constexpr):
+    """The state of lanes as one; with HALF of the first half of the rows, if others are none."""
+    acc, top, total = state
+    if HALF:
+        acc = _lower(acc)
+        top = _lower(top)
+        total = _lower(total)
+    highest = tl.max(top, 0)
+    share = tl.exp2(top - highest[None, :])
+    return _sum_of_lanes(acc * share[:, :, None]), highest, tl.sum(total * share, 0)
 
 
 @triton.jit

@@ -144,8 +144,14 @@ def _launch(step: Step, units: Units, parts: Parts | None, counters: torch.Tenso
                 units.packed * min(step.meta.decode_query_len, units.block_m // units.packed)
             ),
             "BLOCK_M": units.block_m,
+            **_apart(units.block_m),
         },
     )
+
+
+def _apart(block_m: int) -> dict[str, object]:
+    """No lanes for a tile of so many rows that each lane's sums of all of them would spill."""
+    return {} if block_m == MIN_BLOCK else {"APART": 1}
 
 
 def _parts(step: Step, num_splits: int, workspace: torch.Tensor | None) -> Parts:
