@@ -2,7 +2,9 @@
 
 Buckets are head_dims. Kinds: `decode`, rows of few queries, which reading KV bounds; `prefill`,
 rows of many, which multiplying bounds; `invariant`, all rows of the batch-invariant variant, which
-has one shape of tile and no fused roundings, so that the two loops of the kernel round alike. With
+has one shape of tile and no fused roundings, so that the two loops of the kernel round alike;
+`decode_split`, as `decode`, for rows in parts, where there is too little to read to hide what a
+tile takes: APART lanes of warps walk it, and AHEAD tiles are asked for before the wait. With
 `_fp8`, for a cache of codes and queries of 16 bits, of either kind: what is multiplied is float16.
 BLOCK_N is tokens of KV, BLOCK_M query heads times tokens. The rows of sm_90 were chosen among a few
 each by their time on an H200, those of AMD by what the compiled code shows, without one.
@@ -19,9 +21,9 @@ from syncline.model_ops_rocm.triton.configs.base import HALF_DTYPES, ConfigKey, 
 from syncline.model_ops_rocm.triton.targets import LaunchConfig
 
 MAX_HEAD_DIM: Final = 256
-# Programs that fill a device: its multiprocessors or compute units, twice.
+# Programs that fill a device: compute units twice, or, as measured, multiprocessors once.
 WANTED_PROGRAMS: Final[Mapping[str, int]] = MappingProxyType(
-    {"gfx942": 608, "gfx950": 512, "sm_90": 264}
+    {"gfx942": 608, "gfx950": 512, "sm_90": 132}
 )
 
 
