@@ -20,6 +20,7 @@ def rows(machine: Machine, *, quick: bool) -> Iterator[Row]:
     """The promised shapes, and smaller batches, other ops and rules unless `quick`."""
     for dtype in _DTYPES:
         yield from _samples(machine, 256, dtype)
+        yield from _samples(machine, 256, dtype, spread=3.0)
     if not quick:
         for num_rows in (64, 8, 1):
             yield from _samples(machine, num_rows, torch.bfloat16)
@@ -43,15 +44,18 @@ def _row(
     )
 
 
-def _batches(num_rows: int, dtype: torch.dtype) -> list[torch.Tensor]:
+def _batches(num_rows: int, dtype: torch.dtype, spread: float = 1.0) -> list[torch.Tensor]:
     num_bytes = num_rows * _COLUMNS * dtype.itemsize
     shape = num_rows, _COLUMNS
-    return [torch.randn(shape, device="cuda", dtype=dtype) for _ in range(num_operands(num_bytes))]
+    number = num_operands(num_bytes)
+    return [torch.randn(shape, device="cuda", dtype=dtype).mul_(spread) for _ in range(number)]
 
 
-def _samples(machine: Machine, num_rows: int, dtype: torch.dtype) -> Iterator[Row]:
+def _samples(
+    machine: Machine, num_rows: int, dtype: torch.dtype, *, spread: float = 1.0
+) -> Iterator[Row]:
     op = select("sample", backend="triton", arch=detect_arch(), dtype=dtype)
-    batches = _batches(num_rows, dtype)
+    batches = _batches(num_rows, dtype, spread)
     workspace = torch.empty(op.workspace_bytes(batches[0]), dtype=torch.uint8, device="cuda")
     ids = torch.arange(num_rows, device="cuda")
     draw = Draw(torch.full_like(ids, 7), ids, ids)
@@ -72,7 +76,8 @@ def _samples(machine: Machine, num_rows: int, dtype: torch.dtype) -> Iterator[Ro
             )
             for x in batches
         ]
-        yield _row(machine, name, batches, calls)
+        # Of normal logits three times as wide a few ids hold most of the weight.
+        yield _row(machine, name + (" of peaked rows" if spread > 1.0 else ""), batches, calls)
 
 
 def _scores(machine: Machine) -> Iterator[Row]:

@@ -25,7 +25,8 @@ def faults_of(facts: CodeFacts, rules: Rules, key: ConfigKey, kernel: str) -> It
         yield f"needs {facts.shared_bytes} bytes of shared memory"
     if facts.occupancy < rules.min_occupancy.get(key.arch, 1):
         yield f"has occupancy {facts.occupancy}"
-    yield from _memory_faults(facts, rules)
+    if kernel not in rules.scattered:
+        yield from _memory_faults(facts, rules)
     yield from _matrix_faults(facts, rules, key, kernel)
 
 

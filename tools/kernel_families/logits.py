@@ -120,7 +120,11 @@ CALLS: Final[Mapping[str, Calls]] = {
 RULES: Final[Mapping[str, Rules]] = {
     "apply_logits_rules": Rules(max_narrow_loads=26, max_narrow_stores=1),
     "count_tokens": Rules(max_narrow_loads=8, max_narrow_stores=2),
-    "sample": Rules(max_narrow_loads=14, max_narrow_stores=4),
+    "sample": Rules(
+        max_narrow_loads=14,
+        max_narrow_stores=6,
+        scattered=frozenset({"bracket_kernel", "collect_kernel", "settle_kernel"}),
+    ),
     "token_logprobs": Rules(max_narrow_loads=8, max_narrow_stores=2),
     "top_logprobs": Rules(max_narrow_loads=8, max_narrow_stores=2),
     "logits_partials": Rules(max_narrow_loads=6, max_narrow_stores=3),

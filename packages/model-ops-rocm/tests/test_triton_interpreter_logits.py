@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from syncline.model_ops_rocm import Distribution, Draw, Sample, select
+from syncline.model_ops_rocm.contracts.logits import WHOLE
 from syncline.model_ops_rocm.reference.philox import PURPOSE_ACCEPT, random_words, uniforms
 from syncline.model_ops_rocm.triton import BACKEND
 
@@ -51,3 +52,38 @@ def test_a_cut_is_found_in_parts_of_a_row_that_a_step_of_the_search_did_not_read
     got = cast(Sample, BACKEND.load()["sample"])(logits, distribution, draw)
     assert torch.equal(got[0], expected[0])
     torch.testing.assert_close(got[1], expected[1], rtol=2e-6, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("top_k", "top_p", "is_bounded"), [(0, 0.9, True), (1_000, 0.9, False), (0, 0.02, False)]
+)
+def test_the_cut_of_a_flat_row_is_found_in_what_was_collected(
+    top_k: int, top_p: float, is_bounded: bool
+) -> None:
+    rows_of = importlib.import_module("syncline.model_ops_rocm.triton.ops.logits_rows")
+    logits = torch.randn(1, 24_000, generator=torch.Generator().manual_seed(5))
+    filters = torch.tensor([top_k]), torch.tensor([top_p])
+    given = rows_of.Operands(logits, Distribution(None, *filters), WHOLE, 24_000, None, None)
+    stats = rows_of.begin("sample", given).stats
+    low, high, cut = stats.lows[0], stats.highs[0], stats.cuts[0]
+    assert low <= cut < high  # not NaN or +inf: the row was not read again
+    assert bool(high < logits.max()) == is_bounded
+    expected = torch.sort(logits[0], descending=True).values
+    if top_k:
+        expected = expected[:top_k]
+    weights = expected.double().exp()
+    number = int((weights.cumsum(0) - weights < top_p * weights.sum()).sum())
+    assert cut == expected[number - 1]
+
+
+def test_a_row_that_fills_a_region_is_read_again() -> None:
+    rows_of = importlib.import_module("syncline.model_ops_rocm.triton.ops.logits_rows")
+    logits = torch.full((1, 4_000), -3.0)
+    logits[0, :1_000] = torch.arange(1_000) * -1e-3
+    given = rows_of.Operands(
+        logits, Distribution(None, torch.tensor([900])), WHOLE, 4_000, None, None
+    )
+    stats = rows_of.begin("sample", given).stats
+    assert stats.ends[0] > rows_of.CAPACITY
+    assert stats.lows[0] == float("inf")
+    assert stats.cuts[0] == logits[0, 899]

@@ -81,6 +81,31 @@ def _spoilt(num_rows: int, num_columns: int, true_size: int) -> Logits:
     return build
 
 
+def _of_all_kinds(make: Maker) -> torch.Tensor:
+    """Rows flat, peaked, sorted, of equal logits, masked, faulty and steep, in three tiles."""
+    logits = make.randn(16, 2_501)
+    logits[1, 1_777] = logits[2, 5] = logits[2, 2_048] = 12.0
+    logits[3:5] = logits[3:5].sort(dim=1, descending=True).values
+    logits[5:8] = logits[5:8].mul_(2.0).round_()
+    logits[8, 100:2_400] = logits[9, :2_048] = float("-inf")
+    logits[10] = 0.5
+    logits[11, 2_500] = float("nan")
+    logits[12] *= 40.0
+    return logits
+
+
+def _filtered_widely(make: Maker, num_rows: int) -> Arguments:
+    """Filters that keep one id, a few, most and all; a greedy row and a padding row."""
+    draw = draws(make, num_rows)
+    draw.positions_R[num_rows - 1] = -1
+    top_k_R = cycled(make, num_rows, 0, 1, 0, 50, 0, 1_500, 2_501).to(torch.int64)
+    top_p_R = cycled(make, num_rows, 0.9, 0.9, 0.999999, 1e-6, 0.5)
+    min_p_R = cycled(make, num_rows, 0.0, 0.0, 0.0, 0.05)
+    temperature_R = cycled(make, num_rows, 1.0, 0.7, 1.0, 1.0, 1.0, 0.0)
+    distribution = Distribution(temperature_R, top_k_R, top_p_R, min_p_R)
+    return {"distribution": distribution, "draw": draw}
+
+
 def _transposed(make: Maker) -> torch.Tensor:
     return make.randn(40, 3).T
 
@@ -221,6 +246,7 @@ CASES: Final[tuple[Case, ...]] = (
     _case("sample", "2x1100-ties", _rounded(2, 1_100), _one_filter("top_k_R", 900, 1_100)),
     _case("sample", "2x1100-top-p", _logits(2, 1_100), _one_filter("top_p_R", 0.0, 0.9)),
     _case("sample", "2x40-min-p", _logits(2, 40), _one_filter("min_p_R", 0.5, 0.05)),
+    _case("sample", "16x2501-all-kinds", _of_all_kinds, _filtered_widely),
     _shard_case("sample", lambda make, rows: {"draw": draws(make, rows)}),
     _case("token_logprobs", "0x64", _logits(0, 64), _given_ids),
     _case("token_logprobs", "8x1030", _logits(8, 1_030, pad=2), _given_ids),

@@ -1,12 +1,16 @@
 """Configurations of the ops from logits to tokens; imports no Triton. The bucket is a vocabulary.
 
 Kinds: `row` is the program that finishes a row; the others, which come before it, are those of
-`sample` for every op. `tiles` and `kept` are passes over the logits, TILES of VOCAB_TILE ids to a
-program; `filter` finds a row's cut, CHUNKS x WIDTH ids to a step. Those of sm_90 were measured on
-an H200, the others were not.
+`sample` for every op. `tiles` is a pass over the logits, TILES of VOCAB_TILE ids to a program.
+Of the filters, `bracket` draws a sample of FEW or MANY runs of WIDTH ids, and sets no bound from
+above where MOST logits lie over the lower one; `collect` is a pass over what may lie between;
+`settle` searches a list of one of three sizes, and then takes KEPT logits of each tile at a time;
+`filter` reads a row, CHUNKS x WIDTH ids to a step, and `kept` its tiles. Those of sm_90 were
+measured on an H200, the others were not.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
 from typing import Final
 
 import torch
@@ -15,17 +19,29 @@ from syncline.model_ops_rocm.triton.configs.base import ANY_WIDTH, HALF_DTYPES, 
 from syncline.model_ops_rocm.triton.targets import SUPPORTED_ARCHS, LaunchConfig
 
 _ROW_OPS: Final = ("sample", "token_logprobs", "top_logprobs", "logits_partials")
+_SAMPLES: Final = {"FEW": 64, "MANY": 512, "WIDTH": 32, "MOST": 1_700}
+_LISTS: Final = {"SMALL": 512, "MEDIUM": 2_048, "LARGE": 4_096, "KEPT": 4}
+_SHORTER: Final = {"SMALL": 256, "MEDIUM": 1_024, "LARGE": 2_048, "KEPT": 4}
 
 
-def _pass(num_warps: int, tiles: int) -> LaunchConfig:
-    return LaunchConfig(num_warps=num_warps, constants={"TILES": tiles})
+def _launch(
+    arch: str, num_warps: int, constants: Mapping[str, int] = MappingProxyType({})
+) -> LaunchConfig:
+    """Of kernels that follow one another at once: on sm_90 each starts while the last one ends."""
+    is_pdl = True if arch.startswith("sm_") else None
+    return LaunchConfig(num_warps=num_warps, constants=constants, launch_pdl=is_pdl)
 
 
-_SEARCHES: Final = {
-    "gfx942": LaunchConfig(num_warps=4, constants={"CHUNKS": 1, "WIDTH": 2_048}),
-    "gfx950": LaunchConfig(num_warps=4, constants={"CHUNKS": 1, "WIDTH": 2_048}),
-    "sm_90": LaunchConfig(num_warps=8, constants={"CHUNKS": 4, "WIDTH": 2_048}),
-}
+def _searches(arch: str) -> Iterator[tuple[str, LaunchConfig]]:
+    """What comes before a row's own program, in order."""
+    is_nvidia = arch.startswith("sm_")
+    yield "tiles", LaunchConfig(num_warps=2, constants={"TILES": 2})
+    yield "bracket", _launch(arch, 4 if is_nvidia else 8, _SAMPLES)
+    yield "collect", _launch(arch, 2)
+    # On AMD a comparison of 64 lanes takes two scalar registers, so a lane has few elements there.
+    yield "settle", _launch(arch, 8, _LISTS) if is_nvidia else _launch(arch, 16, _SHORTER)
+    yield "filter", _launch(arch, 8, {"CHUNKS": 4 if is_nvidia else 1, "WIDTH": 2_048})
+    yield "kept", _launch(arch, 1)
 
 
 def table() -> Iterator[Row]:
@@ -37,10 +53,9 @@ def table() -> Iterator[Row]:
         counted = ConfigKey("count_tokens", arch, torch.int32, ANY_WIDTH)
         yield counted, LaunchConfig(num_warps=1, constants={"BLOCK_WIDTH": 128})
         for dtype in (*HALF_DTYPES, torch.float32):
-            yield ConfigKey("sample", arch, dtype, ANY_WIDTH, "tiles"), _pass(2, 2)
-            yield ConfigKey("sample", arch, dtype, ANY_WIDTH, "kept"), _pass(2, 2)
-            yield ConfigKey("sample", arch, dtype, ANY_WIDTH, "filter"), _SEARCHES[arch]
+            for kind, config in _searches(arch):
+                yield ConfigKey("sample", arch, dtype, ANY_WIDTH, kind), config
             ruled = ConfigKey("apply_logits_rules", arch, dtype, ANY_WIDTH)
             yield ruled, LaunchConfig(num_warps=4, constants={"BLOCK_WIDTH": 1_024})
             for op in _ROW_OPS:
-                yield ConfigKey(op, arch, dtype, ANY_WIDTH, "row"), LaunchConfig(num_warps=4)
+                yield ConfigKey(op, arch, dtype, ANY_WIDTH, "row"), _launch(arch, 4)

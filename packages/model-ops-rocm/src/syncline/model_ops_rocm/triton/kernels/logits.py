@@ -11,6 +11,8 @@ NaN; a NaN among the logits makes its tile's sum NaN, and so does +inf.
 import triton
 import triton.language as tl
 
+from syncline.model_ops_rocm.triton.kernels.dependent import await_inputs
+
 LOG2_E = tl.constexpr(1.4426950408889634)
 NEG_INF = tl.constexpr(float("-inf"))
 
@@ -81,7 +83,9 @@ def tile_stats_kernel(
     HAS_MARKS: tl.constexpr,  # a negative one: a padding row
     TILES: tl.constexpr,
     TILE: tl.constexpr,
+    OVERLAP: tl.constexpr,  # CUDA: launched while the kernel before it ends
 ):
+    await_inputs(OVERLAP)
     row, first = tl.program_id(0), tl.program_id(1) * TILES
     if is_padding(marks_ptr + row, HAS_MARKS):
         return

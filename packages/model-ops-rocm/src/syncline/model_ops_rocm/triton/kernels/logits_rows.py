@@ -6,6 +6,7 @@ What the pass over the tiles found is read, and single tiles of the row again. K
 import triton
 import triton.language as tl
 
+from syncline.model_ops_rocm.triton.kernels.dependent import await_inputs
 from syncline.model_ops_rocm.triton.kernels.logits import (
     LOG2_E,
     NEG_INF,
@@ -120,7 +121,9 @@ def sample_kernel(  # noqa: PLR0915 - one row, in which each operand is a line
     TILE_SLOTS: tl.constexpr,
     SHARD_SLOTS: tl.constexpr,
     TILE: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):
+    await_inputs(OVERLAP)
     row = tl.program_id(0)
     position = tl.load(positions_ptr + row)
     if position < 0:
@@ -198,7 +201,9 @@ def token_logprobs_kernel(
     TILE_SLOTS: tl.constexpr,
     SHARD_SLOTS: tl.constexpr,
     TILE: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):
+    await_inputs(OVERLAP)
     row = tl.program_id(0)
     token = tl.load(ids_ptr + row).to(tl.int64)
     if token < 0:
@@ -252,7 +257,9 @@ def top_logprobs_kernel(
     TILE_SLOTS: tl.constexpr,
     SHARD_SLOTS: tl.constexpr,
     TILE: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):
+    await_inputs(OVERLAP)
     row = tl.program_id(0)
     row_ptr = logits_ptr + row.to(tl.int64) * row_stride
     given, _, inverse, largest, best, others, tops, _, _, cut, quotas = row_of(
@@ -311,7 +318,9 @@ def partials_kernel(
     TILE_SLOTS: tl.constexpr,
     SHARD_SLOTS: tl.constexpr,
     TILE: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):
+    await_inputs(OVERLAP)
     row = tl.program_id(0)
     row_ptr = logits_ptr + row.to(tl.int64) * row_stride
     given, _, _, largest, best, others, _, weights, _, _, _ = row_of(

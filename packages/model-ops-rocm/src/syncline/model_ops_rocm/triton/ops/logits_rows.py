@@ -13,11 +13,18 @@ from syncline.model_ops_rocm.checks import refuse, require_workspace
 from syncline.model_ops_rocm.contracts.logits import VOCAB_TILE, Distribution, Vocabulary
 from syncline.model_ops_rocm.triton.geometry import power_of_two
 from syncline.model_ops_rocm.triton.kernels.logits import tile_stats_kernel
-from syncline.model_ops_rocm.triton.kernels.logits_filter import filter_kernel, kept_kernel
-from syncline.model_ops_rocm.triton.launch import LAUNCHER, Kernel, require_reachable
+from syncline.model_ops_rocm.triton.kernels.logits_bracket import bracket_kernel
+from syncline.model_ops_rocm.triton.kernels.logits_collect import collect_kernel, kept_kernel
+from syncline.model_ops_rocm.triton.kernels.logits_filter import filter_kernel
+from syncline.model_ops_rocm.triton.kernels.logits_settle import settle_kernel
+from syncline.model_ops_rocm.triton.launch import LAUNCHER, Kernel, overlaps, require_reachable
 
 MAX_TILES: Final = 1_024
 MAX_SHARDS: Final = 1_024
+# Of more rows at once, the others' logits are read at every step of the search.
+MAX_COLLECTED: Final = 1_024
+REGIONS: Final = 32
+CAPACITY: Final = 512
 _ALIGNED_ENTRIES: Final = 32
 _ENTRY_BYTES: Final = 4
 
@@ -29,19 +36,28 @@ def num_tiles_of(logits_RV: torch.Tensor) -> int:
 class Stats(NamedTuple):
     """The workspace: entries of four bytes, a section for each name."""
 
-    maxima: torch.Tensor  # of a tile, as the next two
+    maxima: torch.Tensor  # float32 of a tile, as the next three
     sums: torch.Tensor
-    ties: torch.Tensor
-    cuts: torch.Tensor  # of a row
-    quotas: torch.Tensor
+    weights: torch.Tensor
+    ties: torch.Tensor  # int32 of a tile, as the next one
+    ends: torch.Tensor
+    cuts: torch.Tensor  # float32 of a row, as the next two
+    lows: torch.Tensor
+    highs: torch.Tensor
+    quotas: torch.Tensor  # int32 of a row
+    found: torch.Tensor  # float32, CAPACITY for each region of a row
+
+
+_INTEGERS: Final = ("ties", "ends", "quotas")
 
 
 def _sizes(logits_RV: torch.Tensor) -> list[int]:
     num_rows, tiles = logits_RV.shape[0], logits_RV.shape[0] * num_tiles_of(logits_RV)
+    found = min(num_rows, MAX_COLLECTED) * REGIONS * CAPACITY
     # A kernel is compiled for how its pointers are aligned, which the number of rows must not move.
     return [
         -(-size // _ALIGNED_ENTRIES) * _ALIGNED_ENTRIES
-        for size in (tiles, tiles, tiles, num_rows, num_rows)
+        for size in (*[tiles] * 5, *[num_rows] * 4, found)
     ]
 
 
@@ -104,23 +120,29 @@ class RowPass(NamedTuple):
             "TILE_SLOTS": power_of_two(self.num_tiles),
             "SHARD_SLOTS": power_of_two(num_shards) if num_shards else 0,
             "TILE": VOCAB_TILE,
+            "OVERLAP": overlaps(chosen[1]),
         }
         LAUNCHER.launch(kernel, (self.logits_RV.shape[0],), chosen, args, known | constants)
 
     def _launch(
-        self, kind: str, kernel: Kernel, args: tuple[object, ...], constants: Mapping[str, object]
+        self,
+        kind: str,
+        kernel: Kernel,
+        args: tuple[object, ...],
+        constants: Mapping[str, object],
+        num_parts: int = 1,
     ) -> None:
-        """A kernel of `sample`'s tables: a program per row, or per TILES of its tiles."""
+        """A kernel of `sample`'s tables: so many programs to a row."""
         num_rows, num_columns = self.logits_RV.shape
         chosen = LAUNCHER.config(SAMPLE, self.logits_RV.dtype, num_columns, kind)
+        if kind == "tiles":
+            num_parts = -(-self.num_tiles // chosen[1].constants["TILES"])
         known = {
             "HAS_TEMPERATURE": self.distribution.temperature_R is not None,
-            "HAS_MARKS": self.marks_R is not None,
+            "TILE": VOCAB_TILE,
+            "OVERLAP": overlaps(chosen[1]),
         }
-        grid: tuple[int, ...] = (num_rows,)
-        if kind in ("tiles", "kept"):
-            grid = num_rows, -(-self.num_tiles // chosen[1].constants["TILES"])
-        LAUNCHER.launch(kernel, grid, chosen, args, {**known, **constants})
+        LAUNCHER.launch(kernel, (num_rows, num_parts), chosen, args, {**known, **constants})
 
     @property
     def _columns(self) -> tuple[int, ...]:
@@ -131,25 +153,36 @@ class RowPass(NamedTuple):
         """The pass over the logits."""
         stats = self.stats
         args = (self.logits_RV, self.temperature, self.marks, stats.maxima, stats.sums)
-        self._launch("tiles", tile_stats_kernel, (*args, *self._columns), {"TILE": VOCAB_TILE})
+        marks = {"HAS_MARKS": self.marks_R is not None}
+        self._launch("tiles", tile_stats_kernel, (*args, *self._columns), marks)
 
     def launch_filters(self) -> None:
         """Find each row's cut; its tiles' sums become those of what lies above it."""
-        stats, logits_RV = self.stats, self.logits_RV
-        given = (self.temperature, self.marks)
-        filters = self.distribution[1:]
-        asked = tuple(stats.maxima if one is None else one for one in filters)
+        stats, logits_RV, filters = self.stats, self.logits_RV, self.distribution[1:]
+        region_tiles = -(-self.num_tiles // REGIONS)
+        num_regions = -(-self.num_tiles // region_tiles)
+        marks: dict[str, object] = {"HAS_MARKS": self.marks_R is not None}
+        places: dict[str, object] = {"REGIONS": REGIONS, "CAPACITY": CAPACITY}
         names = ("HAS_TOP_K", "HAS_TOP_P", "HAS_MIN_P")
-        flags: dict[str, object] = {
+        asked: dict[str, object] = {
             name: one is not None for name, one in zip(names, filters, strict=True)
         }
-        tile: dict[str, object] = {"TILE": VOCAB_TILE}
-        found = (stats.maxima, stats.sums, stats.cuts, stats.quotas)
-        slots = {"TILE_SLOTS": power_of_two(self.num_tiles)}
-        args = (logits_RV, *given, *asked, *found, *self._columns)
-        self._launch("filter", filter_kernel, args, flags | tile | slots)
-        kept = (stats.maxima, stats.sums, stats.ties, stats.cuts)
-        self._launch("kept", kept_kernel, (logits_RV, *given, *kept, *self._columns), tile)
+        asked |= marks | {"TILE_SLOTS": power_of_two(self.num_tiles)}
+        tensors = tuple(stats.maxima if one is None else one for one in filters)
+        given = (self.temperature, self.marks, *tensors)
+        row = (stats.maxima, stats.sums, stats.cuts, stats.quotas, stats.lows)
+        found = (stats.found, stats.ends, stats.weights)
+        sizes = (*self._columns, region_tiles)
+        args = (logits_RV, *given, *row, stats.highs, *self._columns, MAX_COLLECTED)
+        self._launch("bracket", bracket_kernel, args, asked)
+        args = (logits_RV, self.temperature, stats.maxima, stats.lows, stats.highs, *found, *sizes)
+        group = {"GROUP": 16 // logits_RV.element_size()}
+        self._launch("collect", collect_kernel, args, places | group, num_regions)
+        args = (*given, *row[:2], stats.ties, *row[2:], *found, *sizes[3:])
+        self._launch("settle", settle_kernel, args, asked | places)
+        self._launch("filter", filter_kernel, (logits_RV, *given, *row, *sizes[:-1]), asked)
+        args = (logits_RV, self.temperature, self.marks, *row[:2], stats.ties, *row[2:3])
+        self._launch("kept", kept_kernel, (*args, stats.lows, *sizes), marks, num_regions)
 
 
 class Operands(NamedTuple):
@@ -191,7 +224,7 @@ def begin(op: str, given: Operands, **tensors: torch.Tensor | None) -> RowPass:
     sections = torch.split(workspace[:num_bytes].view(torch.int32), sizes)
     stats = Stats(
         *(
-            section if name in ("ties", "quotas") else section.view(torch.float32)
+            section if name in _INTEGERS else section.view(torch.float32)
             for name, section in zip(Stats._fields, sections, strict=True)
         )
     )

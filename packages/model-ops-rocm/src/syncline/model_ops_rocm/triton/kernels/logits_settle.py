@@ -1,0 +1,245 @@
+"""A row's cut, of what was collected in its bracket, where the cut is seen to lie in it.
+
+The regions' logits are closed up to one list, of SLOTS entries at most, which is held and searched.
+Knows no request.
+"""
+
+import triton
+import triton.language as tl
+
+from syncline.model_ops_rocm.triton.kernels.dependent import await_inputs
+from syncline.model_ops_rocm.triton.kernels.logits import NEG_INF, tile_weights
+from syncline.model_ops_rocm.triton.kernels.logits_cut import (
+    INF,
+    asked_of,
+    narrowed,
+    pivots,
+    row_facts,
+    settled,
+)
+
+LINES = tl.constexpr(32)
+
+
+@triton.jit
+def join(
+    counts_1, low_1, high_1, smallest_1, below_1, counts_2, low_2, high_2, smallest_2, below_2
+):
+    smallest, below = tl.minimum(smallest_1, smallest_2), tl.maximum(below_1, below_2)
+    return counts_1 + counts_2, low_1 + low_2, high_1 + high_2, smallest, below
+
+
+@triton.jit
+def measure_held(x, weights, low, high, weight_above):
+    """As `measure`, of what was collected, and of what lies above all of that."""
+    is_low, is_high = x >= low, x >= high
+    # Both counts at once: a list has less than 2^15 entries.
+    counts, weight_low, weight_high, smallest, below = tl.reduce(
+        (
+            tl.sum(is_low.to(tl.int32) + (is_high.to(tl.int32) << 16), axis=1),
+            tl.sum(tl.where(is_low, weights, 0.0), axis=1),
+            tl.sum(tl.where(is_high, weights, 0.0), axis=1),
+            tl.min(tl.where(is_low, x, INF), axis=1),
+            tl.max(tl.where(is_high, NEG_INF, x), axis=1),
+        ),
+        0,
+        join,
+    )
+    weight_low = weight_low.to(tl.float64) + weight_above
+    weight_high = weight_high.to(tl.float64) + weight_above
+    return counts & 0xFFFF, weight_low, counts >> 16, weight_high, smallest, below
+
+
+@triton.jit
+def load_found(
+    found_ptr,
+    ends_ptr,
+    number,
+    num_tiles,
+    region_tiles,
+    CAPACITY: tl.constexpr,
+    SLOTS: tl.constexpr,
+):
+    """What a row's regions hold, one after another, in LINES lines; -inf beyond."""
+    slots = tl.arange(0, LINES)[:, None] * (SLOTS // LINES)
+    slots += tl.arange(0, SLOTS // LINES)[None, :]
+    shifts = slots * 0
+    start = tl.full((), 0, tl.int32)
+    num_regions = (num_tiles + region_tiles - 1) // region_tiles
+    for region in tl.range(0, num_regions, loop_unroll_factor=8):
+        last = tl.minimum((region + 1) * region_tiles, num_tiles) - 1
+        shifts = tl.where(slots >= start, region * CAPACITY - start, shifts)
+        start += tl.load(ends_ptr + last)
+    return tl.load(found_ptr + slots + shifts, mask=slots < number, other=NEG_INF)
+
+
+@triton.jit
+def held_cut(x, weights, weight_above, largest, scale, top_k, top_p, left, cut):
+    """The cut and its quota, of what was collected and known to hold it."""
+    quota = tl.full((), 2_147_483_647, tl.int64)
+    for phase in range(2):
+        is_count = phase == 0
+        count_low, weight_low, _c, _w, low, _b = measure_held(x, weights, cut, cut, weight_above)
+        has_step = tl.where(is_count, (top_k > 0) & (count_low >= top_k), top_p < 1.0)
+        if has_step:
+            wanted = tl.where(is_count, top_k.to(tl.float64), top_p.to(tl.float64) * left)
+            high = tl.max(tl.max(x, axis=1), axis=0)
+            at_low = tl.where(is_count, count_low.to(tl.float64), weight_low)
+            at_low = tl.maximum(at_low, wanted)
+            beyond = tl.full((), 0.0, tl.float64) + weight_above
+            # Nothing lies above the bracket of a row with a top_k.
+            at_high = tl.where(is_count, 0.0, beyond)
+            count_high, misses = tl.full((), 0, tl.int32), tl.full((), 0, tl.int32)
+            step = tl.full((), 3, tl.int32)  # both ends are measured
+            while low < high:
+                first, second = pivots(
+                    low, high, at_low, at_high, wanted, count_low - count_high, step, misses
+                )
+                first = tl.maximum(first, low + tl.abs(low) * 1.2e-7 + 1e-37)
+                first = tl.minimum(first, high)
+                second = tl.minimum(tl.maximum(second, first), high)
+                count_1, weight_1, count_2, weight_2, smallest, below = measure_held(
+                    x, weights, first, second, weight_above
+                )
+                low, high, at_low, at_high, count_low, count_high, beyond, _a, is_between = (
+                    narrowed(
+                        low, high, at_low, at_high, count_low, count_high, beyond, first, second,
+                        wanted, is_count, count_1, weight_1, count_2, weight_2, smallest, below,
+                    )
+                )  # fmt: skip
+                misses = tl.where((is_between == 0) & (misses < 3), misses + 1, 0)
+            quota, left = settled(
+                low, largest, scale, wanted, at_high, beyond, is_count, quota, low == cut
+            )
+            cut = low
+    return cut, quota
+
+
+@triton.jit
+def settle(
+    found_ptr, ends_ptr, number, weight_above, largest, scale, top_k, top_p, min_p,
+    left, low, cut, num_tiles, region_tiles, CAPACITY: tl.constexpr, SLOTS: tl.constexpr,
+):  # fmt: skip
+    """The cut, its quota and whether it is seen to be right."""
+    x = load_found(found_ptr, ends_ptr, number, num_tiles, region_tiles, CAPACITY, SLOTS)
+    weights = tl.exp2((x - largest) * scale)
+    weight = tl.sum(tl.sum(weights, axis=1), axis=0).to(tl.float64) + weight_above
+    wanted = top_p.to(tl.float64) * left
+    # What is wanted is reached in the bracket, or at min_p's cut, which is its lower end.
+    reached = tl.where(top_k > 0, number >= top_k, weight >= wanted) | (low == cut)
+    is_settled = reached & ((top_k > 0) | (min_p > 0.0) | (weight_above < wanted))
+    quota = tl.full((), 0, tl.int64)
+    if is_settled:
+        left = tl.where((top_k > 0) | (min_p > 0.0), weight, left)
+        cut, quota = held_cut(x, weights, weight_above, largest, scale, top_k, top_p, left, cut)
+    return cut, quota, is_settled
+
+
+@triton.jit
+def store_kept(
+    sums_ptr, ties_ptr, found_ptr, ends_ptr, above, maxima, cut, scale, num_tiles, region_tiles,
+    CAPACITY: tl.constexpr, WIDTH: tl.constexpr, TILE_SLOTS: tl.constexpr,
+):  # fmt: skip
+    """Of each tile: the sum of what lies above the cut, and how many logits equal it."""
+    tiles = tl.arange(0, TILE_SLOTS)
+    is_tile = tiles < num_tiles
+    ends = tl.load(ends_ptr + tiles, mask=is_tile, other=0)
+    is_later = is_tile & (tiles % region_tiles > 0)
+    starts = tl.load(ends_ptr + tiles - 1, mask=is_later, other=0)
+    places = found_ptr + tiles // region_tiles * CAPACITY
+    base = tl.where(maxima == NEG_INF, 0.0, maxima)
+    ties = tl.full((TILE_SLOTS,), 0, tl.int32)
+    for done in range(0, tl.max(ends - starts, axis=0), WIDTH):
+        slots = starts[:, None] + (done + tl.arange(0, WIDTH))[None, :]
+        x = tl.load(places[:, None] + slots, mask=slots < ends[:, None], other=NEG_INF)
+        parts = tl.where(x > cut, tl.exp2((x - base[:, None]) * scale), 0.0)
+        above += tl.sum(parts, axis=1)
+        ties += tl.sum((x == cut).to(tl.int32), axis=1)
+    tl.store(sums_ptr + tiles, above, mask=is_tile)
+    tl.store(ties_ptr + tiles, ties, mask=is_tile)
+
+
+@triton.jit(do_not_specialize=["num_real", "num_tiles", "region_tiles"])
+def settle_kernel(
+    temperature_ptr,
+    marks_ptr,
+    top_k_ptr,
+    top_p_ptr,
+    min_p_ptr,
+    maxima_ptr,
+    sums_ptr,
+    ties_ptr,
+    cuts_ptr,
+    quotas_ptr,
+    lows_ptr,
+    found_ptr,
+    ends_ptr,
+    weights_ptr,
+    num_real,
+    num_tiles,
+    region_tiles,
+    HAS_TEMPERATURE: tl.constexpr,
+    HAS_MARKS: tl.constexpr,
+    HAS_TOP_K: tl.constexpr,
+    HAS_TOP_P: tl.constexpr,
+    HAS_MIN_P: tl.constexpr,
+    REGIONS: tl.constexpr,
+    CAPACITY: tl.constexpr,
+    SMALL: tl.constexpr,  # entries of a list, in three sizes
+    MEDIUM: tl.constexpr,
+    LARGE: tl.constexpr,
+    KEPT: tl.constexpr,  # of a tile's logits, at a time
+    TILE_SLOTS: tl.constexpr,
+    TILE: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):
+    """Finds the cut of each row of which something was collected; `low` is NaN where it cannot."""
+    await_inputs(OVERLAP)
+    row = tl.program_id(0)
+    low = tl.load(lows_ptr + row)
+    if (low < INF) == 0:
+        return
+    temperature, top_k, top_p, min_p, _ = asked_of(
+        row, temperature_ptr, marks_ptr, top_k_ptr, top_p_ptr, min_p_ptr, num_real,
+        HAS_TEMPERATURE, HAS_MARKS, HAS_TOP_K, HAS_TOP_P, HAS_MIN_P,
+    )  # fmt: skip
+    maxima, largest, scale, worth, cut = row_facts(
+        row, maxima_ptr, sums_ptr, temperature, min_p, num_tiles, TILE_SLOTS
+    )
+    tiles = tl.arange(0, TILE_SLOTS)
+    at = row.to(tl.int64) * num_tiles
+    is_tile = tiles < num_tiles
+    above = tl.load(weights_ptr + at + tiles, mask=is_tile, other=0.0)
+    weight_above = tl.sum(tile_weights(maxima, above, largest, scale), axis=0)
+    is_last = ((tiles + 1) % region_tiles == 0) | (tiles == num_tiles - 1)
+    ends = tl.load(ends_ptr + at + tiles, mask=is_tile & is_last, other=0)
+    number = tl.sum(ends, axis=0)
+    left = tl.sum(worth, axis=0)
+    found_ptr += row.to(tl.int64) * (REGIONS * CAPACITY)
+    ends_ptr += at
+    is_settled = (tl.max(ends, axis=0) <= CAPACITY) & (number > 0) & (number <= LARGE)
+    quota = tl.full((), 0, tl.int64)
+    if is_settled:
+        if number <= SMALL:
+            cut, quota, is_settled = settle(
+                found_ptr, ends_ptr, number, weight_above, largest, scale, top_k,
+                top_p, min_p, left, low, cut, num_tiles, region_tiles, CAPACITY, SMALL,
+            )  # fmt: skip
+        elif number <= MEDIUM:
+            cut, quota, is_settled = settle(
+                found_ptr, ends_ptr, number, weight_above, largest, scale, top_k,
+                top_p, min_p, left, low, cut, num_tiles, region_tiles, CAPACITY, MEDIUM,
+            )  # fmt: skip
+        else:
+            cut, quota, is_settled = settle(
+                found_ptr, ends_ptr, number, weight_above, largest, scale, top_k,
+                top_p, min_p, left, low, cut, num_tiles, region_tiles, CAPACITY, LARGE,
+            )  # fmt: skip
+    tl.store(cuts_ptr + row, cut)
+    tl.store(quotas_ptr + row, quota.to(tl.int32))
+    tl.store(lows_ptr + row, tl.where(is_settled, low, float("nan")))
+    if is_settled:
+        store_kept(
+            sums_ptr + at, ties_ptr + at, found_ptr, ends_ptr, above, maxima, cut, scale,
+            num_tiles, region_tiles, CAPACITY, KEPT, TILE_SLOTS,
+        )  # fmt: skip
