@@ -69,3 +69,24 @@ def test_what_is_wrong_is_refused_by_op_argument_and_limit(case: Case) -> None:
             assert subject.split(":")[0] in (case.op, "AttentionMetadata", "AmaxPartial") or (
                 refusal.startswith(("layout ", "storage format "))
             ), f"{wrong}: {refusal}"
+
+
+WRONG_NUMBERS = (True, "1", torch.ones(()), float("nan"), float("inf"), -1)
+
+
+def numbers_of(case: Case) -> list[str]:
+    """Names of the arguments that are numbers, and neither truth values nor members of an enum."""
+    call = case.build(Maker(torch.float32))
+    return [name for name, value in call.items() if type(value) in (int, float)]
+
+
+@pytest.mark.parametrize("case", [case for case in CALLED if numbers_of(case)], ids=str)
+def test_what_is_no_number_of_the_kind_is_refused(case: Case) -> None:
+    op = cast(Callable[..., object], select(case.op, dtype=torch.float32))
+    for name in numbers_of(case):
+        for wrong in WRONG_NUMBERS:
+            call = case.build(Maker(torch.float32)) | {name: wrong}
+            before = bytes_of(call)
+            with pytest.raises(ValueError, match=f"^{case.op}: {name} must .*, got"):
+                op(**call)
+            assert all(map(torch.equal, bytes_of(call), before)), f"{case}: {name} {wrong}"

@@ -3,6 +3,7 @@
 Cheap on purpose: a few attribute reads per call, no look at a tensor's values.
 """
 
+import math
 from typing import NoReturn
 
 import torch
@@ -14,6 +15,19 @@ INDEX_DTYPES = (torch.int64, torch.int32)
 def refuse(op: str, argument: str, limit: str, got: object) -> NoReturn:
     """Raise the ValueError every op raises: op, argument, limit, value."""
     raise ValueError(f"{op}: {argument} must {limit}, got {got}")
+
+
+def require_positive(op: str, argument: str, value: object) -> None:
+    """A number, not a tensor: a finite one above zero."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not (is_number and 0.0 < value < math.inf):
+        refuse(op, argument, "be a finite number above 0", value)
+
+
+def require_count(op: str, argument: str, value: object, *, least: int, words: str) -> None:
+    """A whole number from `least` on, and neither a truth value nor a tensor."""
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        refuse(op, argument, words, value)
 
 
 def require_float(op: str, argument: str, tensor: torch.Tensor) -> None:

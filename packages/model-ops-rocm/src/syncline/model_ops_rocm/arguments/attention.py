@@ -3,7 +3,6 @@
 Cheap on purpose: shapes, dtypes and strides are read, no value on the device is. Knows no backend.
 """
 
-import math
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final
@@ -16,11 +15,13 @@ from syncline.model_ops_rocm.checks import (
     INDEX_DTYPES,
     refuse,
     require_contiguous,
+    require_count,
     require_dtype,
     require_float,
     require_index,
     require_ndim,
     require_out,
+    require_positive,
     require_shape,
 )
 from syncline.model_ops_rocm.contracts.attention import AttentionMetadata, KVScales
@@ -205,10 +206,10 @@ def _check_lengths_on_cpu(seq_lens: torch.Tensor, limit: int) -> None:
 
 def _check_options(num_tokens: int, num_heads: int, options: AttentionOptions) -> None:
     op = PAGED_ATTENTION
-    if not (options.scale > 0.0 and math.isfinite(options.scale)):
-        refuse(op, "scale", "be positive and finite", options.scale)
-    if options.window is not None and options.window < 1:
-        refuse(op, "window", "be None or positive", options.window)
+    require_positive(op, "scale", options.scale)
+    if options.window is not None:
+        words = "be None or a whole number from 1 on"
+        require_count(op, "window", options.window, least=1, words=words)
     if options.sinks_N is not None:
         require_float(op, "sinks", options.sinks_N)
         require_shape(op, "sinks", options.sinks_N, (num_heads,))

@@ -11,11 +11,13 @@ import torch
 
 from syncline.model_ops_rocm.checks import (
     refuse,
+    require_count,
     require_dtype,
     require_float,
     require_index,
     require_ndim,
     require_out,
+    require_positive,
     require_shape,
 )
 from syncline.model_ops_rocm.contracts.dense import NormStyle
@@ -51,8 +53,7 @@ def check_rms_norm(  # noqa: PLR0913 - what the contract has
         refuse(op, "x", "have a last dimension to normalise", "a scalar")
     require_shape(op, "weight", weight_H, x_TH.shape[-1:])
     require_dtype(op, "weight", weight_H, x_TH.dtype)
-    if not eps > 0.0:
-        refuse(op, "eps", "be positive", eps)
+    require_positive(op, "eps", eps)
     if out is not None:
         require_out(op, out, x_TH.shape, x_TH.dtype)
     if residual_TH is not None:
@@ -81,6 +82,8 @@ def check_rotary_embedding(
         refuse(op, "cos_sin_cache", limit, list(cos_sin_cache.shape))
     require_float(op, "cos_sin_cache", cos_sin_cache)
     require_index(op, "positions", positions_T, num_tokens)
+    if num_tokens and not cos_sin_cache.shape[0]:
+        refuse(op, "cos_sin_cache", "have a position", list(cos_sin_cache.shape))
     if out is not None:
         require_out(op, out[0], q_TNH.shape, q_TNH.dtype)
         require_out(op, out[1], k_TKH.shape, k_TKH.dtype)
@@ -107,8 +110,11 @@ def check_embedding(
     out: torch.Tensor | None,
 ) -> None:
     _check_rows(EMBEDDING, ("weight", weight_VH), ("ids", ids_T), out)
-    if first_id is not None and first_id < 0:
-        refuse(EMBEDDING, "first_id", "be None or non-negative", first_id)
+    if first_id is not None:
+        words = "be None or a whole number from 0 on"
+        require_count(EMBEDDING, "first_id", first_id, least=0, words=words)
+    elif ids_T.shape[0] and not weight_VH.shape[0]:
+        refuse(EMBEDDING, "weight", "have a row, unless it is a shard", list(weight_VH.shape))
 
 
 def check_gather_rows(

@@ -14,6 +14,7 @@ from syncline.model_ops_rocm.checks import (
     require_dtype,
     require_float,
     require_index,
+    require_positive,
     require_shape,
 )
 from syncline.model_ops_rocm.contracts.dense import NormStyle
@@ -121,8 +122,7 @@ def check_heads(
     require_style(op, style)
     require_shape(op, "v", v_TKH, k_TKH.shape)
     require_dtype(op, "v", v_TKH, q_TNH.dtype)
-    if not eps > 0.0:
-        refuse(op, "eps", "be positive", eps)
+    require_positive(op, "eps", eps)
     for name, weight in zip(("q", "k"), norm_weights or (), strict=False):
         require_shape(op, f"norm_weights of {name}", weight, (head_dim,))
         require_dtype(op, f"norm_weights of {name}", weight, q_TNH.dtype)

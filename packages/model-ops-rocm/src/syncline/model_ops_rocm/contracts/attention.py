@@ -124,6 +124,9 @@ class AttentionMetadata:
                 f" num_decode_rows={self.num_decode_rows} rows {each} each,"
                 f" got {list(decode_starts)}"
             )
+        starts = list(self.query_start_list)
+        if starts != sorted(starts):
+            raise ValueError(f"AttentionMetadata: query_start_list must not decrease, got {starts}")
 
 
 class KVWrite(Protocol):

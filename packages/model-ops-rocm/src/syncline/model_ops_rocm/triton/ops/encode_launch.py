@@ -212,9 +212,10 @@ def _from(source: Source, part: Part, matrix: int) -> tuple[torch.Tensor, torch.
 
 
 def _moved(tensor: torch.Tensor, offset: int) -> torch.Tensor:
+    """An address: what lies there is reached by the strides that the kernel is given."""
     if not offset:
         return tensor
-    return tensor.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset() + offset)
+    return tensor.as_strided((1,), (1,), tensor.storage_offset() + offset)
 
 
 class Padding(NamedTuple):
