@@ -24,10 +24,9 @@ def require_positive(op: str, argument: str, value: object) -> None:
         refuse(op, argument, "be a finite number above 0", value)
 
 
-def require_count(op: str, argument: str, value: object, *, least: int, words: str) -> None:
-    """A whole number from `least` on, and neither a truth value nor a tensor."""
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        refuse(op, argument, words, value)
+def is_whole(value: object) -> bool:
+    """A whole number, and neither a truth value nor a tensor."""
+    return isinstance(value, int) and not isinstance(value, bool)
 
 
 def require_float(op: str, argument: str, tensor: torch.Tensor) -> None:

@@ -13,9 +13,9 @@ from syncline.model_ops_rocm.arguments.dense import KV_COPY, KV_WRITE, check_cac
 from syncline.model_ops_rocm.checks import (
     FLOAT_DTYPES,
     INDEX_DTYPES,
+    is_whole,
     refuse,
     require_contiguous,
-    require_count,
     require_dtype,
     require_float,
     require_index,
@@ -207,9 +207,8 @@ def _check_lengths_on_cpu(seq_lens: torch.Tensor, limit: int) -> None:
 def _check_options(num_tokens: int, num_heads: int, options: AttentionOptions) -> None:
     op = PAGED_ATTENTION
     require_positive(op, "scale", options.scale)
-    if options.window is not None:
-        words = "be None or a whole number from 1 on"
-        require_count(op, "window", options.window, least=1, words=words)
+    if options.window is not None and not (is_whole(options.window) and options.window >= 1):
+        refuse(op, "window", "be None or a whole number above 0", options.window)
     if options.sinks_N is not None:
         require_float(op, "sinks", options.sinks_N)
         require_shape(op, "sinks", options.sinks_N, (num_heads,))

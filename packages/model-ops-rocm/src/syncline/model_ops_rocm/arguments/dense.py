@@ -10,8 +10,8 @@ from collections.abc import Sequence as SequenceABC
 import torch
 
 from syncline.model_ops_rocm.checks import (
+    is_whole,
     refuse,
-    require_count,
     require_dtype,
     require_float,
     require_index,
@@ -110,10 +110,9 @@ def check_embedding(
     out: torch.Tensor | None,
 ) -> None:
     _check_rows(EMBEDDING, ("weight", weight_VH), ("ids", ids_T), out)
-    if first_id is not None:
-        words = "be None or a whole number from 0 on"
-        require_count(EMBEDDING, "first_id", first_id, least=0, words=words)
-    elif ids_T.shape[0] and not weight_VH.shape[0]:
+    if first_id is not None and not (is_whole(first_id) and first_id >= 0):
+        refuse(EMBEDDING, "first_id", "be None or a non-negative whole number", first_id)
+    if first_id is None and ids_T.shape[0] and not weight_VH.shape[0]:
         refuse(EMBEDDING, "weight", "have a row, unless it is a shard", list(weight_VH.shape))
 
 

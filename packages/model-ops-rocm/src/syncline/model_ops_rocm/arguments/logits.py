@@ -3,6 +3,7 @@
 import torch
 
 from syncline.model_ops_rocm.checks import (
+    is_whole,
     refuse,
     require_contiguous,
     require_dtype,
@@ -107,7 +108,7 @@ def check_out(op: str, out: torch.Tensor | None, shape: tuple[int, ...]) -> None
 
 
 def check_num_top(logits_RV: torch.Tensor, num_top: int) -> None:
-    if not 1 <= num_top <= logits_RV.shape[1]:
+    if not (is_whole(num_top) and 1 <= num_top <= logits_RV.shape[1]):
         refuse(TOP_LOGPROBS, "num_top", f"be in [1, {logits_RV.shape[1]}]", num_top)
 
 

@@ -8,6 +8,7 @@ from typing import Final, NamedTuple
 import torch
 
 from syncline.model_ops_rocm.checks import (
+    is_whole,
     refuse,
     require_contiguous,
     require_dtype,
@@ -64,7 +65,7 @@ def check_moe_route(
     require_float(MOE_ROUTE, "logits", logits_TE)
     require_ndim(MOE_ROUTE, "logits", logits_TE, 2)
     num_tokens, num_experts = logits_TE.shape
-    if not 1 <= top_k <= num_experts:
+    if not (is_whole(top_k) and 1 <= top_k <= num_experts):
         refuse(MOE_ROUTE, "top_k", f"be in [1, {num_experts}]", top_k)
     if positions_T is not None:
         require_index(MOE_ROUTE, "positions", positions_T, num_tokens)
@@ -101,9 +102,9 @@ def check_moe_sort(
     require_ndim(MOE_SORT, "ids", ids_TK, 2)
     _require_pairs(MOE_SORT, "ids", ids_TK, torch.int32, tuple(ids_TK.shape))
     for name, value in (("num_groups", num_groups), ("group_size", group_size)):
-        if value < 1:
+        if not is_whole(value) or value < 1:
             refuse(MOE_SORT, name, "be positive", value)
-    if block_size < 1 or block_size & (block_size - 1):
+    if not is_whole(block_size) or block_size < 1 or block_size & (block_size - 1):
         refuse(MOE_SORT, "block_size", "be a power of two", block_size)
     capacity = sorted_capacity(ids_TK.numel(), num_groups, block_size)
     if out is not None:
@@ -127,7 +128,7 @@ def check_moe_permute(
     _require_pairs(MOE_PERMUTE, "ids", ids_TK, torch.int32, (x_TH.shape[0], ids_TK.shape[1]))
     require_ndim(MOE_PERMUTE, "pairs", pairs_C, 1)
     _require_pairs(MOE_PERMUTE, "pairs", pairs_C, torch.int32, tuple(pairs_C.shape))
-    if group_size < 1:
+    if not is_whole(group_size) or group_size < 1:
         refuse(MOE_PERMUTE, "group_size", "be positive", group_size)
     if out is not None:
         rows_shape = (pairs_C.shape[0], x_TH.shape[1])
