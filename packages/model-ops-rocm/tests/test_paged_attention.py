@@ -371,3 +371,5 @@ def test_metadata_refuses_what_does_not_fit_together() -> None:
     for wrong in ((0, 1, 3), (0, 2, 2), (1, 2, 3)):
         with pytest.raises(ValueError, match=r"num_decode_rows=2 rows one token each, got \["):
             build(query_start_list=wrong, seq_len_list=(1, 1))
+    with pytest.raises(ValueError, match=r"query_start_list must not decrease, got \[0, 1, 0\]"):
+        build(query_start_list=(0, 1, 0), seq_len_list=(1, 1), num_decode_rows=1)

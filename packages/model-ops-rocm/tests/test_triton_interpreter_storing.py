@@ -308,3 +308,19 @@ def test_kept_codes_that_are_no_number_raise_the_flag(
                 ops[0](job, nonfinite=raised)
             assert raised.item()
             assert checksum_stored(stored) == checksum_stored(expected)
+
+
+def test_a_stack_of_stacks_is_stored_whole_and_in_parts(ops: Ops) -> None:
+    """A launch for each inner stack that is no neighbour of the one before: others lie ahead."""
+    storage = StorageFormat(recipe=recipe(Granularity.BLOCK_1X128), layout=RowMajor())
+    wide = uneven(4 * 3 * 40, 16).reshape(4, 3, 40, 16)
+    for source in (wide[:2, :2], wide[::2, 1:], wide[:2, :2].mT.contiguous().mT):
+        shape = tuple(source.shape)
+        stored, parts, expected = (allocate(storage, shape) for _ in range(3))
+        storage.encode_into(expected, source, full_region(shape))
+        ops[0](EncodeJob.whole(storage, stored, source), nonfinite=flag())
+        for index in range(2):
+            region = ((index, index + 1), *full_region(shape)[1:])
+            job = EncodeJob(storage, parts, source[index : index + 1], region)
+            ops[0](job, nonfinite=flag())
+        assert checksum_stored(stored) == checksum_stored(parts) == checksum_stored(expected)

@@ -5,8 +5,8 @@ Kinds: `row` is the program that finishes a row; the others, which come before i
 Of the filters, `bracket` draws a sample of FEW or MANY runs of WIDTH ids, and sets no bound from
 above where MOST logits lie over the lower one; `collect` is a pass over what may lie between;
 `settle` searches a list of one of three sizes, and then takes KEPT logits of each tile at a time;
-`filter` reads a row, CHUNKS x WIDTH ids to a step, and `kept` its tiles. Those of sm_90 were
-measured on an H200, the others were not.
+`filter` reads a row, CHUNKS x WIDTH ids to a step, and `kept` its tiles, TILES to a program. Those
+of sm_90 were measured on an H200, the others were not.
 """
 
 from collections.abc import Iterator, Mapping
@@ -32,16 +32,17 @@ def _launch(
     return LaunchConfig(num_warps=num_warps, constants=constants, launch_pdl=is_pdl)
 
 
-def _searches(arch: str) -> Iterator[tuple[str, LaunchConfig]]:
+def _searches(arch: str, dtype: torch.dtype) -> Iterator[tuple[str, LaunchConfig]]:
     """What comes before a row's own program, in order."""
     is_nvidia = arch.startswith("sm_")
-    yield "tiles", LaunchConfig(num_warps=2, constants={"TILES": 2})
+    is_one_warp = is_nvidia and dtype in HALF_DTYPES
+    yield "tiles", LaunchConfig(num_warps=1 if is_one_warp else 2, constants={"TILES": 2})
     yield "bracket", _launch(arch, 4 if is_nvidia else 8, _SAMPLES)
     yield "collect", _launch(arch, 2)
     # On AMD a comparison of 64 lanes takes two scalar registers, so a lane has few elements there.
-    yield "settle", _launch(arch, 8, _LISTS) if is_nvidia else _launch(arch, 16, _SHORTER)
+    yield "settle", _launch(arch, 4, _LISTS) if is_nvidia else _launch(arch, 16, _SHORTER)
     yield "filter", _launch(arch, 8, {"CHUNKS": 4 if is_nvidia else 1, "WIDTH": 2_048})
-    yield "kept", _launch(arch, 1)
+    yield "kept", _launch(arch, 1, {"TILES": 10 if is_nvidia else 5})
 
 
 def table() -> Iterator[Row]:
@@ -53,7 +54,7 @@ def table() -> Iterator[Row]:
         counted = ConfigKey("count_tokens", arch, torch.int32, ANY_WIDTH)
         yield counted, LaunchConfig(num_warps=1, constants={"BLOCK_WIDTH": 128})
         for dtype in (*HALF_DTYPES, torch.float32):
-            for kind, config in _searches(arch):
+            for kind, config in _searches(arch, dtype):
                 yield ConfigKey("sample", arch, dtype, ANY_WIDTH, kind), config
             ruled = ConfigKey("apply_logits_rules", arch, dtype, ANY_WIDTH)
             yield ruled, LaunchConfig(num_warps=4, constants={"BLOCK_WIDTH": 1_024})

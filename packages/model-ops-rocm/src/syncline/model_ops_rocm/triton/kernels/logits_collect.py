@@ -108,7 +108,7 @@ def collect_kernel(
         next_largest = after
 
 
-@triton.jit(do_not_specialize=["num_real", "num_tiles", "region_tiles"])
+@triton.jit(do_not_specialize=["num_real", "num_tiles"])
 def kept_kernel(
     logits_ptr,
     temperature_ptr,
@@ -123,15 +123,15 @@ def kept_kernel(
     num_columns,
     num_real,
     num_tiles,
-    region_tiles,
     HAS_TEMPERATURE: tl.constexpr,
     HAS_MARKS: tl.constexpr,
+    TILES: tl.constexpr,
     TILE: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
     """Of each tile what its filters keep, where nothing was collected: see `store_kept`."""
     await_inputs(OVERLAP)
-    row, region = tl.program_id(0), tl.program_id(1)
+    row, first = tl.program_id(0), tl.program_id(1) * TILES
     if is_padding(marks_ptr + row, HAS_MARKS):
         return
     cut, low = tl.load(cuts_ptr + row), tl.load(lows_ptr + row)
@@ -140,8 +140,7 @@ def kept_kernel(
     scale = tl.div_rn(LOG2_E, row_temperature(temperature_ptr, row, HAS_TEMPERATURE))
     row_ptr = logits_ptr + row.to(tl.int64) * row_stride
     at = row.to(tl.int64) * num_tiles
-    first = region * region_tiles
-    for tile in range(first, tl.minimum(first + region_tiles, num_tiles)):
+    for tile in range(first, tl.minimum(first + TILES, num_tiles)):
         largest = tl.load(maxima_ptr + at + tile)
         weight, ties = tl.full((), 0.0, tl.float32), tl.full((), 0, tl.int32)
         if largest >= cut:

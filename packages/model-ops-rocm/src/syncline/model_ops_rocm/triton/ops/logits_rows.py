@@ -135,7 +135,7 @@ class RowPass(NamedTuple):
         """A kernel of `sample`'s tables: so many programs to a row."""
         num_rows, num_columns = self.logits_RV.shape
         chosen = LAUNCHER.config(SAMPLE, self.logits_RV.dtype, num_columns, kind)
-        if kind == "tiles":
+        if kind in ("tiles", "kept"):
             num_parts = -(-self.num_tiles // chosen[1].constants["TILES"])
         known = {
             "HAS_TEMPERATURE": self.distribution.temperature_R is not None,
@@ -182,7 +182,7 @@ class RowPass(NamedTuple):
         self._launch("settle", settle_kernel, args, asked | places)
         self._launch("filter", filter_kernel, (logits_RV, *given, *row, *sizes[:-1]), asked)
         args = (logits_RV, self.temperature, self.marks, *row[:2], stats.ties, *row[2:3])
-        self._launch("kept", kept_kernel, (*args, stats.lows, *sizes), marks, num_regions)
+        self._launch("kept", kept_kernel, (*args, stats.lows, *sizes[:-1]), marks)
 
 
 class Operands(NamedTuple):
