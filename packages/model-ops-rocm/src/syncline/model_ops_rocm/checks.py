@@ -19,9 +19,9 @@ def refuse(op: str, argument: str, limit: str, got: object) -> NoReturn:
 
 def require_positive(op: str, argument: str, value: object) -> None:
     """A number, not a tensor: a finite one above zero."""
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not (is_number and 0.0 < value < math.inf):
-        refuse(op, argument, "be a finite number above 0", value)
+    if isinstance(value, int | float) and not isinstance(value, bool) and 0.0 < value < math.inf:
+        return
+    refuse(op, argument, "be a finite number above 0", value)
 
 
 def is_whole(value: object) -> bool:

@@ -40,7 +40,7 @@ def _searches(arch: str, dtype: torch.dtype) -> Iterator[tuple[str, LaunchConfig
     yield "bracket", _launch(arch, 4 if is_nvidia else 8, _SAMPLES)
     yield "collect", _launch(arch, 2)
     # On AMD a comparison of 64 lanes takes two scalar registers, so a lane has few elements there.
-    yield "settle", _launch(arch, 4, _LISTS) if is_nvidia else _launch(arch, 16, _SHORTER)
+    yield "settle", _launch(arch, 8, _LISTS) if is_nvidia else _launch(arch, 16, _SHORTER)
     yield "filter", _launch(arch, 8, {"CHUNKS": 4 if is_nvidia else 1, "WIDTH": 2_048})
     yield "kept", _launch(arch, 1, {"TILES": 10 if is_nvidia else 5})
 
