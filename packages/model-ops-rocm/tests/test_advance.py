@@ -12,7 +12,8 @@ from syncline.model_ops_rocm.testing.cases.decoding import CASES
 from syncline.model_ops_rocm.testing.parity import Case, Maker
 from syncline.model_ops_rocm.testing.syncs import NoHostSync
 
-ADVANCES = [case for case in CASES if case.op == "advance"]
+# What stands in wrong places has no row to be compared with: for that the backends are compared.
+ADVANCES = [case for case in CASES if case.op == "advance" and "misplaced" not in case.label]
 advance = select("advance", dtype=torch.float32)
 Ids = list[int]
 Place = tuple[int, int, int]  # id, position, slot

@@ -373,3 +373,16 @@ def test_metadata_refuses_what_does_not_fit_together() -> None:
             build(query_start_list=wrong, seq_len_list=(1, 1))
     with pytest.raises(ValueError, match=r"query_start_list must not decrease, got \[0, 1, 0\]"):
         build(query_start_list=(0, 1, 0), seq_len_list=(1, 1), num_decode_rows=1)
+
+
+def test_rows_without_a_token_give_no_row() -> None:
+    kv_cache = torch.randn(4, 1, 16, 16)
+    meta = AttentionMetadata(
+        query_start_loc=torch.tensor([0, 0]),
+        seq_lens=torch.tensor([5]),
+        block_tables=torch.tensor([[0]]),
+        num_decode_rows=0,
+        max_query_len=1,
+    )
+    out = paged_attention(torch.zeros(0, 2, 16), kv_cache, kv_cache, meta, scale=1.0)
+    assert out.shape == (0, 2, 16)

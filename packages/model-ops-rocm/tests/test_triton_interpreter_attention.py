@@ -258,3 +258,27 @@ def test_bad_arguments_are_refused_as_the_reference_refuses_them(
                 cast(Callable[..., object], merge)(parts, lse)
             messages.append(str(caught.value))
         assert messages[0] == messages[1]
+
+
+@pytest.mark.parametrize("starts", [(0, 5, 9), (0, 5, 3), (-3, 1, 3)])
+def test_places_that_only_the_device_knows_to_be_wrong_write_nothing_beside_the_result(
+    attend: PagedAttention, starts: tuple[int, int, int]
+) -> None:
+    kv = make_paged_kv([5, 9], (1, 16, 16))
+    meta = replace(
+        make_metadata([1, 2], [5, 9], kv.block_tables, num_decode_rows=0),
+        query_start_loc=torch.tensor(starts, dtype=torch.int32),
+        query_start_list=None,
+        seq_len_list=None,
+        max_query_len=5,
+    )
+    q, room, lse_room = (
+        torch.randn(3, 2, 16),
+        torch.full((23, 2, 16), 7.0),
+        torch.full((23, 2), 7.0),
+    )
+    out, lse = room[10:13], lse_room[10:13]
+    attend(q, kv.k_cache, kv.v_cache, meta, scale=SCALE, out=out, lse_TN=lse)
+    for whole in (room, lse_room):
+        assert (whole[:10] == 7.0).all()
+        assert (whole[13:] == 7.0).all()

@@ -107,3 +107,5 @@ def require_out(
 ) -> None:
     require_shape(op, "out", out, shape)
     require_dtype(op, "out", out, dtype)
+    if any(size > 1 and not step for size, step in zip(out.shape, out.stride(), strict=True)):
+        refuse(op, "out", "have a place of its own for each element", f"strides {out.stride()}")

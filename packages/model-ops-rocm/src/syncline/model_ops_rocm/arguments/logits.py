@@ -50,6 +50,8 @@ def check_shard(op: str, logits_RV: torch.Tensor, vocabulary: Vocabulary) -> int
         check_partials(op, "vocabulary.partials", partials_SRP, num_rows)
         if not 0 <= shard < partials_SRP.shape[0]:
             refuse(op, "vocabulary.shard", f"be in [0, {partials_SRP.shape[0]})", shard)
+    elif shard:
+        refuse(op, "vocabulary.shard", "be 0 without partials", shard)
     if true_size is None:
         return num_columns
     if true_size < 1:

@@ -131,7 +131,8 @@ class TorchPagedAttention:
             scales=kv_scales,
             query_dtype=q_TNH.dtype,
         )
-        full_attention(q_TNH, cache, meta, options, out)
+        if q_TNH.shape[0]:
+            full_attention(q_TNH, cache, meta, options, out)
         return out
 
     def _plain(

@@ -25,6 +25,7 @@ class _Advance:
     has_rows: bool = False  # of more state rows, with padding
     is_packed: bool = False
     is_long: bool = False
+    is_misplaced: bool = False  # packed, with rows of too many places, of none, and places of none
     part: Literal["both", "keeps", "lays-out"] = "both"
 
     @property
@@ -73,6 +74,10 @@ class _Advance:
         num_places = num_rows * (self.num_queries if self.is_packed else 1)
         starts = torch.zeros(num_rows + 1, dtype=torch.int32, device=make.device)
         starts[1:] = make.integers(1, self.num_queries + 1, num_rows).cumsum(0)
+        if self.is_misplaced:
+            starts[2::2] += self.num_queries
+            starts += 1
+            starts.clamp_(max=num_places + 2)
         rows = make.distinct(num_rows, max(num_rows, num_state_rows))
         rows[1::5] = -1
 
@@ -98,6 +103,7 @@ class _Advance:
                 ("rows", self.has_rows),
                 ("packed", self.is_packed),
                 ("long", self.is_long),
+                ("misplaced", self.is_misplaced),
                 (self.part, self.part != "both"),
             )
             if is_set
@@ -188,6 +194,7 @@ _ADVANCES: Final = (
     _Advance(num_rows=70, has_rows=True, num_stop_ids=9, is_long=True),
     _Advance(num_rows=5, num_stop_ids=0, block_size=1),
     _Advance(num_rows=1, num_queries=3, is_packed=True),
+    _Advance(num_rows=7, num_queries=3, is_packed=True, is_misplaced=True),
     _Advance(num_rows=41, num_queries=4, is_packed=True, has_history=True, has_rows=True),
     _Advance(num_rows=9, num_queries=2, num_stop_ids=17),
     _Advance(num_rows=3, num_queries=11, is_packed=True, block_size=3, is_long=True),

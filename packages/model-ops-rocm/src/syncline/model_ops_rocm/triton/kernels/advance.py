@@ -88,14 +88,29 @@ def _blocks_at(
 
 
 @triton.jit
-def _clear(pointers, first_free, num_places, BLOCK: tl.constexpr):
-    """Ids, positions and slots of the places from `first_free` on, this program's part of them."""
-    place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    is_free = (place >= first_free) & (place < num_places)
-    nothing = tl.zeros((BLOCK,), tl.int64)
+def _clear(pointers, place, is_free):
+    """Ids, positions and slots of places that are no living row's."""
+    nothing = tl.zeros(place.shape, tl.int64)
     tl.store(pointers[0] + place, nothing, mask=is_free)
     tl.store(pointers[1] + place, nothing, mask=is_free)
     tl.store(pointers[2] + place, nothing - 1, mask=is_free)
+
+
+@triton.jit
+def _clear_outside(pointers, first, last, num_places, BLOCK: tl.constexpr):
+    """The places before the first row's and behind the last one's, this program's part of them."""
+    place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    _clear(pointers, place, ((place < first) | (place >= last)) & (place < num_places))
+
+
+@triton.jit
+def _clear_refused(pointers, is_refused, start, stop, num_places, BLOCK_QUERIES: tl.constexpr):
+    """The places of rows that were given too many, as far as there are any."""
+    start, stop = tl.maximum(start, 0), tl.minimum(stop, num_places)
+    longest = tl.max(tl.where(is_refused, stop - start, 0), axis=0).to(tl.int32)
+    for first in range(0, longest, BLOCK_QUERIES):
+        place = start[:, None] + first + tl.arange(0, BLOCK_QUERIES)[None, :]
+        _clear(pointers, place, is_refused[:, None] & (place < stop[:, None]))
 
 
 @triton.jit(do_not_specialize=["num_rows", "num_state_rows", "num_places"])
@@ -210,9 +225,12 @@ def advance_kernel(  # noqa: PLR0915 reason: one row's way from its tokens to it
         seq_len = tl.where(is_alive, now - 1 + stop - start, 0)
         tl.store(seq_lens_ptr + row, seq_len, mask=row < num_rows)
         if starts_ptr is not None:
-            total = tl.load(starts_ptr + num_rows).to(tl.int64)
+            first = tl.load(starts_ptr).to(tl.int64)
+            last = tl.load(starts_ptr + num_rows).to(tl.int64)
             pointers = (ids_ptr, positions_ptr, slots_ptr)
-            _clear(pointers, total, num_places, BLOCK_ROWS * BLOCK_QUERIES)
+            _clear_outside(pointers, first, last, num_places, BLOCK_ROWS * BLOCK_QUERIES)
+            is_refused = (row < num_rows) & (has_places == 0)
+            _clear_refused(pointers, is_refused, start, stop, num_places, BLOCK_QUERIES)
 
     tl.store(is_alive_ptr + state_row, is_alive, mask=was_alive)
     earlier = tl.load(faults_ptr + state_row, mask=was_alive, other=0)

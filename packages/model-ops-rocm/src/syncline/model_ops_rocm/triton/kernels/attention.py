@@ -117,7 +117,9 @@ def prefill_kernel(  # noqa: PLR0915 - one program
         q_len = num_tokens - q_start
         seq_len = 0
         held = 1.0
-    if q_block * BLOCK_Q >= q_len:
+    # Places outside q are nobody's to write, whatever the device says.
+    q_len = tl.minimum(q_len, num_tokens - q_start)
+    if (q_block * BLOCK_Q >= q_len) | (q_start < 0):
         return
     tokens, heads, is_row = query_rows(q_block, q_len, kv_head, head_group, BLOCK_M, PACKED, GROUP)
     strides = (out_token, out_head, out_last)
