@@ -231,7 +231,7 @@ def test_dense_ops_name_what_is_wrong() -> None:
         rms_norm(x, weight.bfloat16(), EPS)
     with pytest.raises(ValueError, match=r"rms_norm: x must be float32, bfloat16 or float16, got"):
         rms_norm(x.double(), weight, EPS)
-    with pytest.raises(ValueError, match=r"rms_norm: eps must be positive, got 0\.0"):
+    with pytest.raises(ValueError, match=r"rms_norm: eps must be positive and finite, got 0\.0"):
         rms_norm(x, weight, 0.0)
     with pytest.raises(ValueError, match=r"rms_norm: eps must be positive, got nan"):
         rms_norm(x, weight, float("nan"))

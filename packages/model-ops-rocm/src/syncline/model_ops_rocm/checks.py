@@ -21,7 +21,7 @@ def require_positive(op: str, argument: str, value: object) -> None:
     """A number, not a tensor: a finite one above zero."""
     if isinstance(value, int | float) and not isinstance(value, bool) and 0.0 < value < math.inf:
         return
-    refuse(op, argument, "be a finite number above 0", value)
+    refuse(op, argument, "be positive and finite", value)
 
 
 def is_whole(value: object) -> bool:

@@ -111,7 +111,7 @@ def check_embedding(
 ) -> None:
     _check_rows(EMBEDDING, ("weight", weight_VH), ("ids", ids_T), out)
     if first_id is not None and not (is_whole(first_id) and first_id >= 0):
-        refuse(EMBEDDING, "first_id", "be None or a non-negative whole number", first_id)
+        refuse(EMBEDDING, "first_id", "be None or non-negative and whole", first_id)
     if first_id is None and ids_T.shape[0] and not weight_VH.shape[0]:
         refuse(EMBEDDING, "weight", "have a row, unless it is a shard", list(weight_VH.shape))
 
