@@ -263,7 +263,9 @@ def test_what_does_not_fit_is_refused_by_name() -> None:
     call = (q, kv.k_cache, kv.v_cache, meta)
     with pytest.raises(ValueError, match=r"paged_attention: scale must be positive and finite"):
         paged_attention(*call, scale=0.0)
-    with pytest.raises(ValueError, match=r"paged_attention: window must be None or positive, got"):
+    with pytest.raises(
+        ValueError, match=r"paged_attention: window must be None or positive and whole, got"
+    ):
         paged_attention(*call, scale=1.0, window=0)
     with pytest.raises(ValueError, match=r"paged_attention: sinks must have shape \[4\]"):
         paged_attention(*call, scale=1.0, sinks_N=torch.zeros(3))

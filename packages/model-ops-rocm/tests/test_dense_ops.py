@@ -233,7 +233,7 @@ def test_dense_ops_name_what_is_wrong() -> None:
         rms_norm(x.double(), weight, EPS)
     with pytest.raises(ValueError, match=r"rms_norm: eps must be positive and finite, got 0\.0"):
         rms_norm(x, weight, 0.0)
-    with pytest.raises(ValueError, match=r"rms_norm: eps must be positive, got nan"):
+    with pytest.raises(ValueError, match=r"rms_norm: eps must be positive and finite, got nan"):
         rms_norm(x, weight, float("nan"))
     with pytest.raises(ValueError, match=r"rms_norm: residual must have shape \[3, 8\]"):
         rms_norm(x, weight, EPS, residual_TH=randn(2, 8))

@@ -208,7 +208,7 @@ def _check_options(num_tokens: int, num_heads: int, options: AttentionOptions) -
     op = PAGED_ATTENTION
     require_positive(op, "scale", options.scale)
     if options.window is not None and not (is_whole(options.window) and options.window >= 1):
-        refuse(op, "window", "be None or a whole number above 0", options.window)
+        refuse(op, "window", "be None or positive and whole", options.window)
     if options.sinks_N is not None:
         require_float(op, "sinks", options.sinks_N)
         require_shape(op, "sinks", options.sinks_N, (num_heads,))

@@ -63,8 +63,8 @@ class Maker:
 class Case:
     """One call; `is_recordable` says whether its arguments are all on the device.
 
-    `jump` is what a result moves by, beyond the tolerance of its op, where a half precision number
-    inside rounds the other way and so falls on another code.
+    `jump` is what a result moves by, beyond the tolerance of its op, where a number inside rounds
+    the other way and so falls on another code.
     """
 
     op: str
@@ -87,8 +87,7 @@ def assert_parity(
     device: torch.device | str = "cpu",
 ) -> None:
     """Both calls give results within the tolerance, and leave the same bytes in every argument."""
-    if dtype is not torch.float32:
-        tolerance = tolerance[0], tolerance[1] + case.jump
+    tolerance = tolerance[0], tolerance[1] + case.jump
     ours, theirs = case.build(Maker(dtype, device)), case.build(Maker(dtype))
     got, expected = implementation(**ours), reference(**theirs)
     for one, other in zip(results_of(got), results_of(expected), strict=True):
