@@ -204,8 +204,7 @@ def _vector(block_n: int, block_k: int, num_warps: int) -> LaunchConfig:
 _VECTOR: Final[Buckets] = {
     1_024: _vector(4, 1_024, 4),
     2_048: _vector(2, 1_024, 2),
-    4_096: _vector(4, 2_048, 8),
-    ANY_WIDTH: _vector(8, 1_024, 4),
+    ANY_WIDTH: _vector(4, 2_048, 8),
 }
 _VECTOR_NARROW: Final[Buckets] = {
     2_048: _vector(2, 2_048, 8),
