@@ -14,12 +14,14 @@ from syncline.weight_sync import (
     NameTable,
     Region,
     StorageError,
+    UnusableTensorError,
     Update,
     UpdateState,
     WeightSlot,
     stored_checksums,
 )
 from syncline.weight_sync.regions import slices
+from syncline.weight_sync.tensors import require_usable
 from syncline.weight_sync.testing import (
     IdentityEncoder,
     RecordingGuard,
@@ -45,6 +47,14 @@ def test_storage_released_before_or_during_an_update_is_refused_by_name(mode: Mo
     with pytest.raises(StorageError, match="holds no memory"):
         Update.begin(table, 2, guard=RecordingGuard(), mode=mode)
     update.abort("asleep")
+
+
+def test_a_source_may_begin_where_released_storage_was() -> None:
+    source, released, stored = counting((2,)), counting((2,)), counting((2,))
+    released.untyped_storage().resize_(0)
+    require_usable("w", source, {source.untyped_storage().data_ptr(): released})
+    with pytest.raises(UnusableTensorError, match="w: is the engine's own memory"):
+        require_usable("w", stored.view(2, 1), {stored.untyped_storage().data_ptr(): stored})
 
 
 @both_modes

@@ -139,14 +139,18 @@ class NameTable:
     def derived(self) -> tuple[DerivedTensor, ...]:
         return self._derived
 
-    def storage_addresses(self) -> frozenset[int]:
-        """Where the storages behind the slots begin, those without memory left out."""
-        addresses = {
-            tensor.untyped_storage().data_ptr()
+    def stored_at(self) -> dict[int, torch.Tensor]:
+        """By the address where its storage begins, a stored tensor; those without memory left out.
+
+        Of now: memory that is released later may become a stranger's, at the same address.
+        """
+        found = {
+            tensor.untyped_storage().data_ptr(): tensor
             for slot in self._slots.values()
             for tensor in slot.storage.values()
         }
-        return frozenset(addresses - {0})
+        found.pop(0, None)
+        return found
 
     def devices(self) -> set[torch.device]:
         return {tensor.device for slot in self._slots.values() for tensor in slot.storage.values()}

@@ -4,7 +4,7 @@ Answers about one tensor and one slot's dtypes; knows no update and no coverage.
 comparisons go through bytes because not every storage dtype has its own on every device.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import torch
 
@@ -14,11 +14,11 @@ from syncline.weight_sync.slots import WeightSlot
 _FINITE_CHUNK = 1 << 20
 
 
-def require_usable(name: str, tensor: torch.Tensor, own_storages: frozenset[int]) -> None:
+def require_usable(name: str, tensor: torch.Tensor, stored_at: Mapping[int, torch.Tensor]) -> None:
     """Raise UnusableTensorError for a tensor whose bytes cannot be read as they are.
 
-    `own_storages` are the addresses of the stored tensors: a source inside one of them would be
-    overwritten while it is read.
+    `stored_at` has the stored tensors by the addresses where their storages began: a source inside
+    one of them would be overwritten while it is read.
     """
     if type(tensor).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
         kind = type(tensor).__name__
@@ -27,7 +27,11 @@ def require_usable(name: str, tensor: torch.Tensor, own_storages: frozenset[int]
         raise UnusableTensorError(name, "is a meta tensor and holds no bytes")
     if tensor.layout is not torch.strided or tensor.is_quantized:
         raise UnusableTensorError(name, f"must be dense, got {tensor.layout}")
-    if tensor.numel() and tensor.untyped_storage().data_ptr() in own_storages:
+    address = tensor.untyped_storage().data_ptr()
+    stored = stored_at.get(address)
+    # Where a storage was released meanwhile, the sender's memory may begin.
+    is_own = stored is not None and stored.untyped_storage().data_ptr() == address
+    if tensor.numel() and is_own:
         raise UnusableTensorError(name, "is the engine's own memory; send a copy")
 
 

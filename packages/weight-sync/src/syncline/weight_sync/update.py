@@ -71,8 +71,8 @@ class Update:
 
     __slots__ = (
         "_bytes_written", "_gate", "_ignored", "_manifest", "_max_buffered_bytes", "_mode",
-        "_num_buffered_bytes", "_options", "_own_storages", "_received", "_slots", "_state",
-        "_stopwatch", "_table", "_version",
+        "_num_buffered_bytes", "_options", "_received", "_slots", "_state", "_stopwatch",
+        "_stored_at", "_table", "_version",
     )  # fmt: skip
 
     def __init__(
@@ -100,7 +100,7 @@ class Update:
         self._slots = {
             name: SlotState(slot, staged=mode == "staged") for name, slot in table.slots.items()
         }
-        self._own_storages = table.storage_addresses()
+        self._stored_at = table.stored_at()
         self._received: dict[str, Coverage] = {}
         self._ignored: set[str] = set()
         self._state = UpdateState.OPEN
@@ -282,7 +282,7 @@ class Update:
             raise DtypeMismatchError(name, f"{announced[1]} as announced", tensor.dtype)
         for landing in target.landings:
             require_dtype(name, tensor.dtype, landing.slot)
-        require_usable(name, tensor, self._own_storages)
+        require_usable(name, tensor, self._stored_at)
         coverage = self._received.get(name)
         if coverage is None:
             return
