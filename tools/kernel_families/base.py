@@ -37,8 +37,9 @@ class Rules:
     # number each, and what a whole tile shares.
     max_narrow_loads: int = 0
     max_narrow_stores: int = 0
-    # Kernels that bring together elements from all over: how wide a vector is says nothing of them.
-    scattered: frozenset[str] = frozenset()
+    # The same of single kernels, by name, that have more of what is one number each.
+    narrow_loads: Mapping[str, int] = field(default_factory=dict)
+    narrow_stores: Mapping[str, int] = field(default_factory=dict)
     # Whether the op multiplies matrices: then its kernels have matrix instructions, else none.
     is_matrix: bool = False
     # What those multiply, as `CodeFacts.operands` says it: a compiler that lacks an instruction for

@@ -25,17 +25,17 @@ def faults_of(facts: CodeFacts, rules: Rules, key: ConfigKey, kernel: str) -> It
         yield f"needs {facts.shared_bytes} bytes of shared memory"
     if facts.occupancy < rules.min_occupancy.get(key.arch, 1):
         yield f"has occupancy {facts.occupancy}"
-    if kernel not in rules.scattered:
-        yield from _memory_faults(facts, rules)
+    yield from _memory_faults(facts, rules, kernel)
     yield from _matrix_faults(facts, rules, key, kernel)
 
 
-def _memory_faults(facts: CodeFacts, rules: Rules) -> Iterator[str]:
+def _memory_faults(facts: CodeFacts, rules: Rules, kernel: str) -> Iterator[str]:
     narrow = sum(bits < WIDE_BITS for bits in facts.load_bits())
-    if narrow > rules.max_narrow_loads:
+    if narrow > rules.narrow_loads.get(kernel, rules.max_narrow_loads):
         yield f"has {narrow} narrow loads: {facts.loads}"
-    if sum(bits < WIDE_BITS for bits in facts.store_bits()) > rules.max_narrow_stores:
-        yield f"has narrow stores: {facts.stores}"
+    narrow = sum(bits < WIDE_BITS for bits in facts.store_bits())
+    if narrow > rules.narrow_stores.get(kernel, rules.max_narrow_stores):
+        yield f"has {narrow} narrow stores: {facts.stores}"
 
 
 def _matrix_faults(facts: CodeFacts, rules: Rules, key: ConfigKey, kernel: str) -> Iterator[str]:

@@ -130,7 +130,8 @@ RULES: Final[Mapping[str, Rules]] = {
     "moe_permute": Rules(max_narrow_loads=2, max_narrow_stores=1),
     "moe_combine": Rules(max_narrow_loads=16),
     "moe_experts": Rules(
-        max_narrow_loads=66,
+        max_narrow_loads=40,
+        narrow_loads={"direct_gate_up_kernel": 65},
         max_narrow_stores=8,
         is_matrix=True,
         operands=_operands,

@@ -179,6 +179,8 @@ CALLS: Final[Mapping[str, Calls]] = {
 # Narrow: scales, their padding, maxima, a flag, and the fields of the table of many weights.
 RULES: Final[Mapping[str, Rules]] = {
     "encode": Rules(max_narrow_loads=3, max_narrow_stores=8),
-    "encode_grouped": Rules(max_narrow_loads=32, max_narrow_stores=8),
+    "encode_grouped": Rules(
+        max_narrow_loads=32, max_narrow_stores=5, narrow_stores={"fill_grouped_kernel": 8}
+    ),
     "amax_into": Rules(),
 }
