@@ -52,7 +52,13 @@ def test_each_fault_is_seen_and_a_kernel_without_one_passes(tools: dict[str, Mod
     from syncline.model_ops_rocm.triton.configs.base import ConfigKey
 
     key = ConfigKey("linear", "gfx942", torch.bfloat16, 16)
-    rules = rules_of(is_matrix=True, without_matrix=frozenset({"sum"}), min_occupancy={"gfx942": 2})
+    rules = rules_of(
+        is_matrix=True,
+        without_matrix=frozenset({"sum"}),
+        min_occupancy={"gfx942": 2},
+        narrow_loads={"gather": 1},
+        narrow_stores={"scatter": 1},
+    )
     good = facts_of(
         registers=96,
         accumulators=16,
@@ -80,6 +86,10 @@ def test_each_fault_is_seen_and_a_kernel_without_one_passes(tools: dict[str, Mod
     assert narrow.startswith("has 1 narrow loads")
     (narrow,) = faults(stores={"buffer_store_short": 1})
     assert narrow.startswith("has narrow stores")
+    one_load, one_store = {"loads": {"global_load_dword": 1}}, {"stores": {"global_store_dword": 1}}
+    assert faults("gather", **one_load) == faults("scatter", **one_store) == []
+    assert len(faults("scatter", **one_load)) == len(faults("gather", **one_store)) == 1
+    assert len(faults("gather", loads={"global_load_dword": 2})) == 1
     for converted in ({"v_mfma_f32_32x32x8_f16": 4}, {}):
         (other,) = faults(matrix=converted)
         assert other.startswith("multiplies")

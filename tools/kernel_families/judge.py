@@ -35,7 +35,7 @@ def _memory_faults(facts: CodeFacts, rules: Rules, kernel: str) -> Iterator[str]
         yield f"has {narrow} narrow loads: {facts.loads}"
     narrow = sum(bits < WIDE_BITS for bits in facts.store_bits())
     if narrow > rules.narrow_stores.get(kernel, rules.max_narrow_stores):
-        yield f"has {narrow} narrow stores: {facts.stores}"
+        yield f"has narrow stores: {facts.stores}"
 
 
 def _matrix_faults(facts: CodeFacts, rules: Rules, key: ConfigKey, kernel: str) -> Iterator[str]:
