@@ -55,6 +55,21 @@ def weights(arena: Arena, *names: str) -> list[torch.Tensor]:
     return [arena.allocate(name, (4, 4), torch.float32, tag=Tag.WEIGHTS) for name in names]
 
 
+def test_memory_of_packed_fp4_is_handed_out_in_the_deterministic_mode_of_pytorch(
+    arena: Arena,
+) -> None:
+    torch.use_deterministic_algorithms(True)
+    try:
+        tensor = arena.allocate("t", (3, 5), torch.float4_e2m1fn_x2, tag=Tag.WEIGHTS)
+    finally:
+        torch.use_deterministic_algorithms(False)
+    tensor.view(torch.uint8).fill_(0x55)
+    receipt = arena.release(Tag.WEIGHTS)
+    assert bool((tensor.view(torch.uint8) == 0xFF).all())
+    arena.restore(receipt)
+    assert tensor.shape == (3, 5) and tensor.is_contiguous()
+
+
 @pytest.mark.parametrize("shape", [(), (0,), (1,), (3, 5), (2, 0, 3), (7, 64)])
 @pytest.mark.parametrize("dtype", NAN_DTYPES + OTHER_DTYPES, ids=str)
 def test_a_tensor_is_contiguous_aligned_and_of_the_shape_and_dtype_asked_for(

@@ -24,6 +24,7 @@ from syncline.model_ops_rocm.layouts import (
     e8m0_shuffle,
     int4_scale_pairs,
 )
+from syncline.model_ops_rocm.layouts.base import empty_storage
 from syncline.model_ops_rocm.testing.aiter_layouts import (
     RECORDED_LAYOUTS,
     RecordedLayout,
@@ -107,7 +108,7 @@ def check_addresses(layout: PermutedLayout, shape: tuple[int, ...], dtype: torch
 @pytest.mark.parametrize("kind", sorted(DIGESTS))
 def test_the_maps_have_the_digests_of_the_recorded_ones(kind: str) -> None:
     for case, (args, shape, dtype, wanted) in DIGESTS[kind].items():
-        x = torch.empty(shape, dtype=getattr(torch, dtype))
+        x = empty_storage(shape, getattr(torch, dtype), torch.device("cpu"))
         how = recorded_layout(kind, args, x.shape, x.dtype)
         assert how.layout is not None
         assert digest(positions(how.layout, how, x)) == wanted, case

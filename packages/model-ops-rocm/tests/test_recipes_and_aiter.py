@@ -24,6 +24,7 @@ from syncline.model_ops_rocm import (
     ZeroRule,
     full_region,
 )
+from syncline.model_ops_rocm.layouts.base import empty_storage
 from syncline.model_ops_rocm.reference import aiter_compat as compat
 from syncline.model_ops_rocm.testing.goldens import GoldenCase, flag, number
 
@@ -168,7 +169,7 @@ TABLE = list(rows())
 def encode(recipe: Quantised, x: torch.Tensor) -> Pair:
     storage = StorageFormat(recipe=recipe)
     stored = {
-        name: torch.empty(spec.shape, dtype=spec.dtype)
+        name: empty_storage(spec.shape, spec.dtype, x.device)
         for name, spec in storage.storage_spec(x.shape).items()
     }
     storage.encode_into(stored, x, full_region(x.shape))

@@ -149,6 +149,17 @@ def test_storage_of_any_dtype_is_copied_and_compared_by_its_bytes(
     assert len(stored_checksums([slot])["w"]) == 64
 
 
+def test_packed_fp4_is_staged_in_the_deterministic_mode_of_pytorch() -> None:
+    """Which fills what it allocates, and cannot fill packed fp4."""
+    torch.use_deterministic_algorithms(True)
+    try:
+        test_storage_of_any_dtype_is_copied_and_compared_by_its_bytes(
+            torch.float4_e2m1fn_x2, "staged"
+        )
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
 @both_modes
 def test_strided_storage_is_written_in_place(mode: Mode) -> None:
     arena = torch.full((4, 6), -1.0)

@@ -14,12 +14,12 @@ from syncline.weight_sync.coverage import Coverage
 from syncline.weight_sync.errors import EncoderContractError, StorageError
 from syncline.weight_sync.regions import Region
 from syncline.weight_sync.slots import WeightSlot
-from syncline.weight_sync.tensors import copy_bytes, is_resident, same_bytes
+from syncline.weight_sync.tensors import copy_bytes, empty_twin, is_resident, same_bytes
 
 
 def _twin(storage: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """A copy, padding included: an encoder leaves what no region owns as it finds it."""
-    twin = {key: torch.empty_like(tensor) for key, tensor in storage.items()}
+    twin = {key: empty_twin(tensor) for key, tensor in storage.items()}
     for key, tensor in storage.items():
         copy_bytes(twin[key], tensor)
     return twin

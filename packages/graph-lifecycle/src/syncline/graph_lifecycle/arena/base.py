@@ -119,7 +119,7 @@ class BaseArena(ABC):
         self._require_resident(tag, f"allocate {name!r}")
         with memory.outside_autograd():
             storage = self._new_storage(math.prod(sizes) * dtype.itemsize, dtype)
-            tensor = torch.empty(0, dtype=dtype, device=self._device)
+            tensor = memory.unbound(dtype, self._device)
             memory.bind(tensor, storage, sizes, dtype)
         self._allocations[name] = Allocation(name=name, tag=tag, shape=sizes, tensor=tensor)
         return tensor

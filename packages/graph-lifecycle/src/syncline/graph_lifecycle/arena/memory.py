@@ -47,6 +47,15 @@ def new_storage(num_bytes: int, device: torch.device) -> torch.UntypedStorage:
     return _raw(padded_bytes(num_bytes) + slack, device)
 
 
+def unbound(dtype: torch.dtype, device: torch.device) -> Tensor:
+    """A tensor without memory, to be bound to some; outside autograd.
+
+    In its deterministic mode PyTorch fills what it allocates, even nothing, and cannot fill packed
+    fp4: what is asked for is bytes.
+    """
+    return torch.empty(0, dtype=torch.uint8, device=device).view(dtype)
+
+
 def bind(
     tensor: Tensor, storage: torch.UntypedStorage, shape: SequenceABC[int], dtype: torch.dtype
 ) -> None:
@@ -85,7 +94,7 @@ def _raw(num_bytes: int, device: torch.device) -> torch.UntypedStorage:
 
 
 def _words(storage: torch.UntypedStorage) -> Tensor:
-    words = torch.empty(0, dtype=torch.int64, device=storage.device)
+    words = unbound(torch.int64, storage.device)
     return words.set_(storage, 0, (storage.nbytes() // 8,), (1,))
 
 

@@ -23,7 +23,7 @@ from torch._ops import OpOverload
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
 
-from syncline.graph_lifecycle.arena.memory import outside_autograd
+from syncline.graph_lifecycle.arena.memory import outside_autograd, unbound
 
 _HOST_SYNC = "a value leaves the device, a replay would go on with the value of the capture"
 _DATA_SHAPE = "the shape of its result depends on data"
@@ -237,7 +237,7 @@ def _is_wrapper(tensor: object) -> bool:
 
 def _alias(tensor: Tensor) -> Tensor:
     with outside_autograd():
-        return torch.empty(0, dtype=tensor.dtype).set_(
+        return unbound(tensor.dtype, tensor.device).set_(
             tensor.untyped_storage(), tensor.storage_offset(), tensor.size(), tensor.stride()
         )
 

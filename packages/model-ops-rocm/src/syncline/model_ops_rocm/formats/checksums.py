@@ -11,6 +11,7 @@ from collections.abc import Mapping
 import torch
 
 from syncline.model_ops_rocm.formats.storage_format import StorageFormat
+from syncline.model_ops_rocm.layouts.base import as_bits
 
 
 def checksum_stored(stored: Mapping[str, torch.Tensor]) -> str:
@@ -44,7 +45,7 @@ def _update(digest: "hashlib.blake2b", tensor: torch.Tensor) -> None:
     if tensor.is_meta:
         raise ValueError("checksum: tensor must have storage, got a meta tensor")
     digest.update(f"{tensor.dtype}{list(tensor.shape)}".encode())
-    flat = tensor.detach().cpu().contiguous()
+    flat = as_bits(tensor.detach()).cpu().contiguous()
     num_bytes = flat.numel() * flat.itemsize
     if num_bytes:
         # The bytes in place, without a copy and without NumPy, which this package does not need.

@@ -76,6 +76,17 @@ def as_bits(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.view(_BITS[tensor.itemsize])
 
 
+def empty_storage(
+    shape: SequenceABC[int], dtype: torch.dtype, device: torch.device
+) -> torch.Tensor:
+    """New contiguous storage that holds anything.
+
+    It is asked for as integers: where `torch.use_deterministic_algorithms` is on, PyTorch fills
+    what it hands out, and cannot fill packed fp4.
+    """
+    return torch.empty(tuple(shape), dtype=_BITS[dtype.itemsize], device=device).view(dtype)
+
+
 def refuse(layout: WeightLayout, precondition: str, got: object) -> LayoutError:
     """The error to raise."""
     return LayoutError(layout=layout.describe(), precondition=precondition, got=str(got))

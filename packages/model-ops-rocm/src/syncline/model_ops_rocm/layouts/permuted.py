@@ -20,6 +20,7 @@ from syncline.model_ops_rocm.layouts.base import (
     check_storage,
     check_target,
     check_write,
+    empty_storage,
     refuse,
 )
 from syncline.model_ops_rocm.layouts.digits import DigitOrder
@@ -151,7 +152,7 @@ class PermutedLayout:
         check_storage(self, logical)
         stored_shape = self.stored_shape(logical.shape, logical.dtype)
         if out is None:
-            out = torch.empty(stored_shape, dtype=logical.dtype, device=logical.device)
+            out = empty_storage(stored_shape, logical.dtype, logical.device)
         check_target(self, out, stored_shape, logical.dtype)
         check_apart(self, out, logical)
         digits = self.digits(logical.itemsize)
@@ -172,12 +173,12 @@ class PermutedLayout:
         if tuple(stored.shape) != wanted:
             raise refuse(self, f"a stored tensor of shape {list(wanted)}", list(stored.shape))
         if out is None:
-            out = torch.empty(logical_shape, dtype=stored.dtype, device=stored.device)
+            out = empty_storage(logical_shape, stored.dtype, stored.device)
         check_target(self, out, logical_shape, stored.dtype)
         check_apart(self, out, stored)
         padded_shape = self.padded_shape(logical_shape)
         digits = self.digits(stored.itemsize)
-        places = digits.in_logical_order(as_bits(stored.contiguous()), padded_shape)
+        places = digits.in_logical_order(as_bits(stored).contiguous(), padded_shape)
         if padded_shape == logical_shape:
             as_bits(out).view(places.shape).copy_(places)
         else:

@@ -11,6 +11,7 @@ from syncline.model_ops_rocm.layouts.base import (
     check_storage,
     check_target,
     check_write,
+    empty_storage,
     refuse,
 )
 from syncline.model_ops_rocm.regions import Region, region_view
@@ -38,7 +39,7 @@ class RowMajor:
     def apply(self, logical: torch.Tensor, *, out: torch.Tensor | None = None) -> torch.Tensor:
         check_storage(self, logical)
         if out is None:
-            out = torch.empty_like(logical, memory_format=torch.contiguous_format)
+            out = empty_storage(logical.shape, logical.dtype, logical.device)
         check_target(self, out, logical.shape, logical.dtype)
         check_apart(self, out, logical)
         as_bits(out).copy_(as_bits(logical))

@@ -9,6 +9,7 @@ from typing import Any  # an entry of a tuple
 
 import torch
 
+from syncline.model_ops_rocm.layouts.base import as_bits
 from syncline.model_ops_rocm.testing.parity import Arguments, Case, Maker, buffers_of
 
 Change = Callable[[torch.Tensor], torch.Tensor]
@@ -74,7 +75,7 @@ def wrong_calls(case: Case, make: Maker) -> Iterator[WrongCall]:
 def bytes_of(call: Arguments) -> list[torch.Tensor]:
     """Copies of every buffer of a call, as bytes."""
     buffers = [buffer for value in call.values() for buffer in buffers_of(value)]
-    return [one.contiguous().reshape(-1).clone().view(torch.uint8) for one in buffers]
+    return [as_bits(one).contiguous().reshape(-1).clone().view(torch.uint8) for one in buffers]
 
 
 def _parts(given: object) -> Iterator[tuple[Path, torch.Tensor]]:

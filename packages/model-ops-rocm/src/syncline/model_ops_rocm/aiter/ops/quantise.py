@@ -29,6 +29,7 @@ from syncline.model_ops_rocm.arguments.fused import (
 from syncline.model_ops_rocm.checks import refuse
 from syncline.model_ops_rocm.contracts import NormStyle
 from syncline.model_ops_rocm.formats.quantised import Quantised
+from syncline.model_ops_rocm.layouts.base import empty_storage
 from syncline.model_ops_rocm.quant import CodeType, E8m0Mode, Granularity, ScaleType
 
 Encoded = tuple[torch.Tensor, torch.Tensor]
@@ -132,7 +133,7 @@ class AiterRMSNormQuant(AiterOp):
         if x_TH.numel() == 0:
             return _empty(x_TH, recipe, None, out)
         rows = x_TH.reshape(-1, x_TH.shape[-1]).contiguous()
-        codes = torch.empty(rows.shape, dtype=recipe.dtype, device=rows.device)
+        codes = empty_storage(rows.shape, recipe.dtype, rows.device)
         group = _NORM_GROUPS[recipe.granularity]
         scales = torch.empty(
             (rows.shape[0], rows.shape[1] // group if group else 1),
@@ -219,5 +220,5 @@ def _empty(
     if out is not None:
         return out if scale is None else (out[0], scale)
     specs = recipe.storage_spec(x.shape)
-    made = [torch.empty(one.shape, dtype=one.dtype, device=x.device) for one in specs.values()]
+    made = [empty_storage(one.shape, one.dtype, x.device) for one in specs.values()]
     return made[0], made[1] if scale is None else scale

@@ -12,6 +12,7 @@ import torch
 
 from syncline.model_ops_rocm.formats import Padding, Quantised, StorageFormat
 from syncline.model_ops_rocm.layouts import RowMajor, Shuffle16x16, WeightLayout
+from syncline.model_ops_rocm.layouts.base import as_bits
 from syncline.model_ops_rocm.quant import CodeType, E8m0Mode, Granularity, ScaleType
 from syncline.model_ops_rocm.regions import full_region
 from syncline.model_ops_rocm.testing.parity import Arguments, Case, Maker
@@ -66,6 +67,10 @@ def _linear(
     return Case(op="linear", label=label, build=build)
 
 
+def _clone(stored: torch.Tensor) -> torch.Tensor:
+    return as_bits(stored).clone(memory_format=torch.contiguous_format).view(stored.dtype)
+
+
 def _linear_of_views(make: Maker) -> Arguments:
     weight = make.randn(40, 24).T
     return {"x_TK": make.randn(40, 19).T, "weight": weight, "layout": RowMajor()}
@@ -94,7 +99,7 @@ def quantised(
         )
         source = make.randn(width, depth).cpu().float() * uneven(width, 1).abs().clamp(0.5, 2)
         # Clones, which are views of nothing: a comparison looks at what a tensor is a view of.
-        stored = {name: one.clone() for name, one in encode_whole(storage, source).items()}
+        stored = {name: _clone(one) for name, one in encode_whole(storage, source).items()}
         call: Arguments = {
             "weight": stored["weight"].to(make.device),
             "weight_scale": stored["weight_scale"].to(make.device),
@@ -108,7 +113,7 @@ def quantised(
         x = make.randn(num_tokens, depth).cpu().float()
         codes = x_recipe.encode(x, logical_shape=x.shape, region=full_region(x.shape)).tensors
         return call | {
-            "x_TK": codes["weight"].clone(memory_format=torch.contiguous_format).to(make.device),
+            "x_TK": _clone(codes["weight"]).to(make.device),
             "x_scale": codes["weight_scale"].contiguous().to(make.device),
             "x_recipe": x_recipe,
             "dtype": make.dtype,

@@ -13,6 +13,7 @@ from syncline.model_ops_rocm.arguments.fused import (
 )
 from syncline.model_ops_rocm.checks import refuse
 from syncline.model_ops_rocm.formats.quantised import Quantised
+from syncline.model_ops_rocm.layouts.base import empty_storage
 from syncline.model_ops_rocm.quant.scheme import (
     MINI_FLOATS,
     SCALE_DTYPES,
@@ -76,7 +77,7 @@ def destination_of(
     """`out`, or new tensors beside `source`."""
     if out is not None:
         return Destination(out[0], out[1], nonfinite)
-    codes = torch.empty(shape, dtype=recipe.dtype, device=source.device)
+    codes = empty_storage(shape, recipe.dtype, source.device)
     if scale is None:
         scale = torch.empty(
             (*shape[:-1], num_groups(recipe, shape[-1])),
