@@ -1,7 +1,7 @@
 """Advancing rows by their tokens: against plain Python, row by row, and what is refused."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any, cast  # Any: fields of several types
 
 import pytest
@@ -325,6 +325,14 @@ def test_what_is_wrong_is_named() -> None:
         r"state.faults must be torch.int32, got torch.int64",
         *(tokens, replace(state, faults_S=torch.tensor([0])), out),
     )
+    no_rows = {
+        field.name: getattr(state, field.name)[:0]
+        for field in fields(state)
+        if isinstance(getattr(state, field.name), torch.Tensor)
+    }
+    padding = replace(out, rows_R=ids(-1))
+    message = r"state.num_tokens must have a row, got \[0\]"
+    refused(message, tokens, replace(state, **no_rows), padding)
     refused(
         r"state.max_num_tokens must be one-dimensional with 1 entries, got \[2\]",
         *(tokens, replace(state, max_num_tokens_S=ids(1, 1)), out),

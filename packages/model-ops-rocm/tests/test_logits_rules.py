@@ -96,6 +96,11 @@ def test_bad_arguments_are_refused_by_name() -> None:
             *(LogitsRules(counts_SV=counts[:, :39].clone(), rows_R=rows), {}),
             "counts must have at least 40 entries in a row",
         ),
+        (
+            LogitsRules(counts_SV=counts[:0], rows_R=rows),
+            {},
+            r"counts must have a row, got \[0, 40",
+        ),
         (LogitsRules(temperature_R=one[:1]), {}, r"temperature must have shape \[2\]"),
         (LogitsRules(), {"out": logits[:1]}, r"out must have shape \[2, 40\]"),
         (LogitsRules(), {"out": logits.double()}, "out must be torch.float32 or torch.float32"),

@@ -16,7 +16,9 @@ from syncline.model_ops_rocm.testing.parity import Case, Maker
 from syncline.model_ops_rocm.testing.refusals import (
     WrongCall,
     bytes_of,
+    calls_of_wrong_kinds,
     one_per_shape_of_call,
+    overlaid_calls,
     wrong_calls,
 )
 
@@ -69,6 +71,30 @@ def test_what_is_wrong_is_refused_by_op_argument_and_limit(case: Case) -> None:
             assert subject.split(":")[0] in (case.op, "AttentionMetadata", "AmaxPartial") or (
                 refusal.startswith(("layout ", "storage format "))
             ), f"{wrong}: {refusal}"
+
+
+@pytest.mark.parametrize("case", CALLED, ids=str)
+def test_a_result_over_another_tensor_of_the_call_is_refused(case: Case) -> None:
+    op = cast(Callable[..., object], select(case.op, dtype=torch.float32))
+    for label, call in overlaid_calls(case, Maker(torch.float32)):
+        before = bytes_of(call)
+        try:
+            op(**call)
+        except (ValueError, OpError) as error:
+            assert " apart from " in str(error) or " must be the given scale" in str(error), label
+        else:
+            pytest.fail(f"{label} was accepted")
+        assert all(map(torch.equal, bytes_of(call), before)), label
+
+
+@pytest.mark.parametrize("case", CALLED, ids=str)
+def test_an_argument_of_another_class_is_refused_by_name(case: Case) -> None:
+    op = cast(Callable[..., object], select(case.op, dtype=torch.float32))
+    for label, call in calls_of_wrong_kinds(case, Maker(torch.float32)):
+        before = bytes_of(call)
+        with pytest.raises(ValueError, match=rf"^({case.op}: |region ).*must .*, got"):
+            op(**call)
+        assert all(map(torch.equal, bytes_of(call), before)), label
 
 
 WRONG_NUMBERS = (True, "1", torch.ones(()), float("nan"), float("inf"), -1)

@@ -5,6 +5,7 @@ error of its own, so that a call which passes every check shows as that.
 """
 
 import os
+import re
 from collections.abc import Callable, Iterator, Mapping
 from importlib.util import find_spec
 from typing import cast
@@ -21,7 +22,12 @@ from syncline.model_ops_rocm import (
 )
 from syncline.model_ops_rocm.testing.cases import CASES
 from syncline.model_ops_rocm.testing.parity import Arguments, Case, Maker
-from syncline.model_ops_rocm.testing.refusals import one_per_shape_of_call, wrong_calls
+from syncline.model_ops_rocm.testing.refusals import (
+    calls_of_wrong_kinds,
+    one_per_shape_of_call,
+    overlaid_calls,
+    wrong_calls,
+)
 from syncline.model_ops_rocm.testing.stand_in import stand_in_driver
 from syncline.model_ops_rocm.triton import BACKEND
 from syncline.model_ops_rocm.triton.targets import SUPPORTED_ARCHS
@@ -78,6 +84,30 @@ def test_what_the_reference_refuses_is_refused_in_the_same_words(ops: Ops, case:
             assert found is not None, f"{wrong}: {expected}"
             if not any(words in expected or words in found for words in OWN_WORDS):
                 assert found == expected, str(wrong)
+
+
+@pytest.mark.parametrize("case", CALLED, ids=str)
+def test_an_argument_of_another_class_is_refused_in_the_same_words(ops: Ops, case: Case) -> None:
+    reference = cast(Callable[..., object], select(case.op, dtype=torch.float32))
+    calls = zip(*(calls_of_wrong_kinds(case, Maker(torch.float32)) for _ in range(2)), strict=True)
+    with stand_in_driver("sm_90"):
+        for (label, call), (_, same) in calls:
+            expected = refusal_of(reference, same)
+            assert _nameless(refusal_of(ops[case.op], call)) == _nameless(expected or label)
+
+
+def _nameless(refusal: str | None) -> str | None:
+    """Without the address of an object."""
+    return None if refusal is None else re.sub(" at 0x[0-9a-f]+", "", refusal)
+
+
+@pytest.mark.parametrize("case", CALLED, ids=str)
+def test_a_result_over_another_tensor_of_the_call_is_refused(ops: Ops, case: Case) -> None:
+    reference = cast(Callable[..., object], select(case.op, dtype=torch.float32))
+    calls = zip(*(overlaid_calls(case, Maker(torch.float32)) for _ in range(2)), strict=True)
+    with stand_in_driver("sm_90"):
+        for (label, call), (_, same) in calls:
+            assert refusal_of(ops[case.op], call) == (refusal_of(reference, same) or label)
 
 
 @pytest.mark.parametrize("arch", SUPPORTED_ARCHS)

@@ -27,11 +27,16 @@ def region_numel(region: Region) -> int:
 
 def check_region(shape: SequenceABC[int], region: Region) -> None:
     """ValueError unless `region` has a range per dimension of `shape`; ranges may be empty."""
+    if not isinstance(region, SequenceABC):
+        raise ValueError(f"region must be a tuple of (start, stop), got {region!r}")
     if len(region) != len(shape):
         raise ValueError(
             f"region must have {len(shape)} ranges for shape {list(shape)}, got {len(region)}"
         )
-    for dim, ((start, stop), size) in enumerate(zip(region, shape, strict=True)):
+    for dim, (bounds, size) in enumerate(zip(region, shape, strict=True)):
+        if not isinstance(bounds, SequenceABC) or len(bounds) != 2:
+            raise ValueError(f"region range {dim} must be (start, stop), got {bounds!r}")
+        start, stop = bounds
         if not 0 <= start <= stop <= size:
             raise ValueError(
                 f"region range {dim} must be 0 <= start <= stop <= {size}, got ({start}, {stop})"

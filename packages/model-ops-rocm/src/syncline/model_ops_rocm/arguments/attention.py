@@ -15,14 +15,17 @@ from syncline.model_ops_rocm.checks import (
     INDEX_DTYPES,
     is_whole,
     refuse,
+    require_apart,
     require_contiguous,
     require_dtype,
     require_float,
     require_index,
+    require_kind,
     require_ndim,
     require_out,
     require_positive,
     require_shape,
+    require_tensors,
 )
 from syncline.model_ops_rocm.contracts.attention import AttentionMetadata, KVScales
 from syncline.model_ops_rocm.kv.layout import KVLayout, KVOrder, KVScale
@@ -77,6 +80,7 @@ def pool_of(
     kv_scales: KVScales | None,
 ) -> KVPool:
     """What the tensors of a layer's cache are, by its layout. ValueError if they are not that."""
+    require_kind(op, "layout", layout, KVLayout)
     require_dtype(op, "k_cache", k_cache, layout.dtype)
     require_dtype(op, "v_cache", v_cache, layout.dtype)
     pool = _pool(layout, tuple(k_cache.shape))
@@ -92,6 +96,7 @@ def pool_of(
         return pool
     if kv_scales is None:
         refuse(op, "kv_scales", f"be two tensors for {layout.describe()}", None)
+    require_tensors(op, "kv_scales", kv_scales)
     for name, scale in zip(("k_scale", "v_scale"), kv_scales, strict=True):
         require_dtype(op, name, scale, torch.float32)
         require_shape(op, name, scale, specs[name].shape)
@@ -112,6 +117,25 @@ def require_support(op: str, support: KVSupport, pool: KVPool) -> None:
     if wanted is not None:
         got = f"{pool.layout.describe()} with head_dim {pool.head_dim}"
         refuse(op, "layout", f"have {wanted}", got)
+
+
+def check_attended(
+    q_TNH: torch.Tensor,
+    cache: tuple[torch.Tensor, ...],
+    meta: AttentionMetadata,
+    options: AttentionOptions,
+    out: torch.Tensor | None,
+) -> None:
+    """What is written, by a call that `check_paged_attention` found right; `cache` with scales."""
+    op = PAGED_ATTENTION
+    if out is not None:
+        require_out(op, out, q_TNH.shape, q_TNH.dtype)
+    results = {"out": out, "lse": options.lse_TN}
+    if any(result is not None for result in results.values()):
+        inputs = dict(zip(("k_cache", "v_cache", "k_scale", "v_scale"), cache, strict=False))
+        inputs |= {"q": q_TNH, "meta.query_start_loc": meta.query_start_loc}
+        inputs |= {"meta.seq_lens": meta.seq_lens, "meta.block_tables": meta.block_tables}
+        require_apart(op, results, {**inputs, "sinks": options.sinks_N})
 
 
 def check_paged_attention(
@@ -151,6 +175,7 @@ def check_copied(k_cache: torch.Tensor, v_cache: torch.Tensor) -> None:
 
 
 def _check_metadata(op: str, meta: AttentionMetadata) -> None:
+    require_kind(op, "meta", meta, AttentionMetadata)
     require_index(op, "meta.query_start_loc", meta.query_start_loc, None)
     require_index(op, "meta.seq_lens", meta.seq_lens, None)
     if meta.block_tables.dtype not in INDEX_DTYPES:
@@ -237,12 +262,14 @@ def check_merge_states(
     if lse_TN is not None:
         require_dtype(op, "lse_TN", lse_TN, torch.float32)
         require_shape(op, "lse_TN", lse_TN, parts_PTNH.shape[1:3])
+    require_apart(op, {"out": out, "lse_TN": lse_TN}, {"parts": parts_PTNH, "lse": lse_PTN})
 
 
 __all__ = [
     "MERGE_STATES",
     "PAGED_ATTENTION",
     "AttentionOptions",
+    "check_attended",
     "check_caches",
     "check_copied",
     "check_host_lengths",

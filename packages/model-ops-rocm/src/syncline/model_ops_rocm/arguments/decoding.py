@@ -8,12 +8,15 @@ import torch
 from syncline.model_ops_rocm.checks import (
     INDEX_DTYPES,
     refuse,
+    require_apart,
     require_contiguous,
     require_dtype,
     require_float,
     require_index,
+    require_kind,
     require_ndim,
     require_shape,
+    require_tensors,
 )
 from syncline.model_ops_rocm.contracts.decoding import DecodeInputs, DecodeState, Rejection
 
@@ -44,6 +47,8 @@ def check_advance(
     lays_out: bool,
 ) -> tuple[int, int]:
     """Returns R and Q."""
+    require_kind(ADVANCE, "state", state, DecodeState)
+    require_kind(ADVANCE, "out", out, DecodeInputs)
     num_rows, num_queries = _rows_and_queries(tokens_RQ, out, drafts_RK)
     if tokens_RQ is None and not lays_out:
         refuse(ADVANCE, "tokens", "be given where no step is laid out", None)
@@ -57,7 +62,10 @@ def check_advance(
     if out.rows_R is None and num_state_rows < num_rows:
         limit = f"have the {num_rows} rows of tokens, without out.rows"
         refuse(ADVANCE, "state.num_tokens", limit, num_state_rows)
+    if num_rows and not num_state_rows:
+        refuse(ADVANCE, "state.num_tokens", "have a row", list(state.num_tokens_S.shape))
     _check_inputs(out, num_rows, num_queries)
+    _check_apart(state, out, tokens=tokens_RQ, drafts=drafts_RK, num_accepted=num_accepted_R)
     return num_rows, num_queries
 
 
@@ -110,6 +118,13 @@ def _tensors(value: DecodeState | DecodeInputs) -> Iterator[tuple[str, str, torc
             yield name, letters, tensor
 
 
+def _check_apart(state: DecodeState, out: DecodeInputs, **given: torch.Tensor | None) -> None:
+    found = {f"out.{name}": tensor for name, _, tensor in _tensors(out)}
+    read = {name: found.pop(name, None) for name in ("out.query_start_loc", "out.rows")}
+    kept = {f"state.{name}": tensor for name, _, tensor in _tensors(state)}
+    require_apart(ADVANCE, found, given | read | kept)
+
+
 def _check_inputs(out: DecodeInputs, num_rows: int, num_queries: int) -> None:
     num_places = out.input_ids_T.shape[0] if out.input_ids_T.ndim else 0
     lengths = {"R": num_rows, "R1": num_rows + 1, "T": num_places}
@@ -153,9 +168,12 @@ def check_verify(
             refuse(VERIFY, "target", "have at least one id", list(target.shape))
         _check_rejection(rejection, drafts_RK, target)
     if out is not None:
+        require_tensors(VERIFY, "out", out)
         require_matrix(VERIFY, "out[0]", out[0], (num_rows, num_queries))
         require_index(VERIFY, "out[1]", out[1], num_rows)
         require_contiguous(VERIFY, "out[1]", out[1])
+        inputs = {"drafts": drafts_RK, "target": target, "query_start_loc": query_start_loc_R1}
+        require_apart(VERIFY, {"out[0]": out[0], "out[1]": out[1]}, inputs)
 
 
 def _shape(sizes: tuple[int, ...], *letters: str) -> str:
@@ -163,6 +181,7 @@ def _shape(sizes: tuple[int, ...], *letters: str) -> str:
 
 
 def _check_rejection(rejection: Rejection, drafts_RK: torch.Tensor, target: torch.Tensor) -> None:
+    require_kind(VERIFY, "rejection", rejection, Rejection)
     num_rows, num_drafts = drafts_RK.shape
     require_dtype(VERIFY, "rejection.seeds", rejection.seeds_R, torch.int64)
     vectors = [

@@ -4,7 +4,6 @@ A backend adds what it alone cannot take. Cheap on purpose: shapes, dtypes and s
 value on the device is. Knows no backend.
 """
 
-from collections.abc import Iterable
 from collections.abc import Sequence as SequenceABC
 
 import torch
@@ -12,6 +11,7 @@ import torch
 from syncline.model_ops_rocm.checks import (
     is_whole,
     refuse,
+    require_apart,
     require_dtype,
     require_float,
     require_index,
@@ -19,8 +19,11 @@ from syncline.model_ops_rocm.checks import (
     require_out,
     require_positive,
     require_shape,
+    require_tensors,
 )
+from syncline.model_ops_rocm.contracts.attention import KVScales
 from syncline.model_ops_rocm.contracts.dense import NormStyle
+from syncline.model_ops_rocm.kv.layout import KVLayout, KVScale
 
 RMS_NORM = "rms_norm"
 ROTARY = "rotary_embedding"
@@ -59,6 +62,7 @@ def check_rms_norm(  # noqa: PLR0913 - what the contract has
     if residual_TH is not None:
         require_shape(op, "residual", residual_TH, x_TH.shape)
         require_dtype(op, "residual", residual_TH, x_TH.dtype)
+    require_apart(op, {"out": out, "residual": residual_TH}, {"x": x_TH, "weight": weight_H})
 
 
 def check_rotary_embedding(
@@ -85,8 +89,11 @@ def check_rotary_embedding(
     if num_tokens and not cos_sin_cache.shape[0]:
         refuse(op, "cos_sin_cache", "have a position", list(cos_sin_cache.shape))
     if out is not None:
+        require_tensors(op, "out", out)
         require_out(op, out[0], q_TNH.shape, q_TNH.dtype)
         require_out(op, out[1], k_TKH.shape, k_TKH.dtype)
+        inputs = {"q": q_TNH, "k": k_TKH, "cos_sin_cache": cos_sin_cache, "positions": positions_T}
+        require_apart(op, {"out[0]": out[0], "out[1]": out[1]}, inputs)
 
 
 def check_silu_and_mul(
@@ -99,6 +106,7 @@ def check_silu_and_mul(
     shape = (*x_T2I.shape[:-1], x_T2I.shape[-1] // 2)
     if out is not None:
         require_out(op, out, shape, x_T2I.dtype)
+        require_apart(op, {"out": out}, {"x": x_T2I})
     return shape
 
 
@@ -146,8 +154,27 @@ def check_kv_write(
     return num_tokens
 
 
+def check_kv_apart(
+    caches: tuple[torch.Tensor, torch.Tensor],
+    k_TKH: torch.Tensor,
+    v_TKH: torch.Tensor,
+    slot_mapping: torch.Tensor,
+    kv_scales: KVScales | None,
+    layout: KVLayout | None,
+) -> None:
+    scales = dict(zip(("k_scale", "v_scale"), kv_scales or (), strict=False))
+    written = dict(zip(("k_cache", "v_cache"), caches, strict=True))
+    read = {"k": k_TKH, "v": v_TKH, "slot_mapping": slot_mapping}
+    if layout is not None and layout.scale is KVScale.TOKEN:
+        require_apart(KV_WRITE, written | scales, read)
+    else:
+        require_apart(KV_WRITE, written, read | scales)
+
+
 def check_host_pairs(num_blocks: int, pairs: SequenceABC[tuple[int, int]]) -> None:
     """(source, destination) block ids that are on the host."""
+    if not isinstance(pairs, SequenceABC):
+        refuse(KV_COPY, "pairs", "be a tensor, or a sequence of (source, destination)", repr(pairs))
     for pair in pairs:
         if not _are_ids(pair, num_blocks):
             refuse(KV_COPY, "pairs", f"have block ids in [0, {num_blocks})", pair)
@@ -155,8 +182,10 @@ def check_host_pairs(num_blocks: int, pairs: SequenceABC[tuple[int, int]]) -> No
         refuse(KV_COPY, "pairs", "name each destination once", list(pairs))
 
 
-def _are_ids(block_ids: Iterable[int], num_blocks: int) -> bool:
-    return all(0 <= block_id < num_blocks for block_id in block_ids)
+def _are_ids(pair: object, num_blocks: int) -> bool:
+    if not isinstance(pair, SequenceABC) or len(pair) != 2:
+        return False
+    return all(is_whole(one) and 0 <= one < num_blocks for one in pair)
 
 
 def _check_rows(
@@ -170,3 +199,4 @@ def _check_rows(
     require_index(op, *index, None)
     if out is not None:
         require_out(op, out, (index[1].shape[0], table[1].shape[1]), table[1].dtype)
+        require_apart(op, {"out": out}, dict((table, index)))

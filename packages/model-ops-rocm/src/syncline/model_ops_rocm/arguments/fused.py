@@ -11,15 +11,20 @@ import torch
 from syncline.model_ops_rocm.arguments.dense import check_rotary_embedding, require_style
 from syncline.model_ops_rocm.checks import (
     refuse,
+    require_apart,
     require_dtype,
     require_float,
     require_index,
+    require_kind,
+    require_out,
     require_positive,
     require_shape,
+    require_tensors,
 )
+from syncline.model_ops_rocm.contracts.attention import KVScales
 from syncline.model_ops_rocm.contracts.dense import NormStyle
 from syncline.model_ops_rocm.formats.quantised import Quantised
-from syncline.model_ops_rocm.kv.layout import KVScale
+from syncline.model_ops_rocm.kv.layout import KVLayout, KVScale
 from syncline.model_ops_rocm.kv.pool import KVPool
 from syncline.model_ops_rocm.quant.scheme import (
     SCALE_DTYPES,
@@ -44,6 +49,7 @@ GROUPS: Final[dict[Granularity, int | None]] = {
 
 def check_recipe(op: str, recipe: Quantised, scale: torch.Tensor | None) -> None:
     """A recipe for activations, with a scale exactly if it does not make its own."""
+    require_kind(op, "recipe", recipe, Quantised)
     if recipe.code not in _CODES:
         refuse(op, "recipe", "have codes of e4m3fn or e4m3fnuz", recipe.describe())
     if recipe.granularity not in GROUPS:
@@ -72,27 +78,32 @@ def check_encoded(
     shape: SequenceABC[int],
     scale: torch.Tensor | None,
     out: tuple[torch.Tensor, torch.Tensor] | None,
+    **inputs: torch.Tensor | None,
 ) -> None:
-    """The result of quantising `shape`, if the caller has it already."""
+    """The result of quantising `shape`, if the caller has it already; apart from the `inputs`."""
     if not shape or shape[-1] < 1:
         refuse(op, "x", "have a last dimension of at least 1", list(shape))
     if out is None:
         return
+    require_tensors(op, "out", out)
     codes, scales = out
     require_shape(op, "out[0]", codes, tuple(shape))
     require_dtype(op, "out[0]", codes, recipe.dtype)
     if scale is not None:
         if scales.data_ptr() != scale.data_ptr():
             refuse(op, "out[1]", "be the given scale", "another tensor")
+        require_apart(op, {"out[0]": codes}, inputs | {"scale": scale})
         return
     require_shape(op, "out[1]", scales, (*shape[:-1], num_groups(recipe, shape[-1])))
     require_dtype(op, "out[1]", scales, SCALE_DTYPES[recipe.scale])
+    require_apart(op, {"out[0]": codes, "out[1]": scales}, inputs)
 
 
-def check_nonfinite(op: str, nonfinite: torch.Tensor | None) -> None:
+def check_nonfinite(op: str, nonfinite: torch.Tensor | None, **inputs: torch.Tensor | None) -> None:
     if nonfinite is not None:
         require_dtype(op, "nonfinite", nonfinite, torch.int32)
         require_shape(op, "nonfinite", nonfinite, (1,))
+        require_apart(op, {"nonfinite": nonfinite}, inputs)
 
 
 def check_quantise(
@@ -105,8 +116,8 @@ def check_quantise(
 ) -> None:
     require_float(QUANTISE, "x", x_TK)
     check_recipe(QUANTISE, recipe, scale)
-    check_encoded(QUANTISE, recipe, x_TK.shape, scale, out)
-    check_nonfinite(QUANTISE, nonfinite)
+    check_encoded(QUANTISE, recipe, x_TK.shape, scale, out, x=x_TK, nonfinite=nonfinite)
+    check_nonfinite(QUANTISE, nonfinite, x=x_TK)
 
 
 def check_heads(
@@ -123,6 +134,8 @@ def check_heads(
     require_shape(op, "v", v_TKH, k_TKH.shape)
     require_dtype(op, "v", v_TKH, q_TNH.dtype)
     require_positive(op, "eps", eps)
+    if norm_weights is not None:
+        require_tensors(op, "norm_weights", norm_weights)
     for name, weight in zip(("q", "k"), norm_weights or (), strict=False):
         require_shape(op, f"norm_weights of {name}", weight, (head_dim,))
         require_dtype(op, f"norm_weights of {name}", weight, q_TNH.dtype)
@@ -135,11 +148,10 @@ def check_rotated(
     positions_T: torch.Tensor,
     out: torch.Tensor | None,
 ) -> None:
-    check_rotary_embedding(
-        *(q_TNH, k_TKH, cos_sin_cache, positions_T),
-        out=None if out is None else (out, k_TKH),
-        op=QK_NORM_ROPE_KV_WRITE,
-    )
+    op = QK_NORM_ROPE_KV_WRITE
+    check_rotary_embedding(q_TNH, k_TKH, cos_sin_cache, positions_T, out=None, op=op)
+    if out is not None:
+        require_out(op, out, q_TNH.shape, q_TNH.dtype)
 
 
 def check_written(k_TKH: torch.Tensor, slot_mapping: torch.Tensor, pool: KVPool) -> None:
@@ -150,3 +162,20 @@ def check_written(k_TKH: torch.Tensor, slot_mapping: torch.Tensor, pool: KVPool)
     if pool.layout.scale is KVScale.NONE:
         require_dtype(op, "k", k_TKH, pool.layout.dtype)
     require_index(op, "slot_mapping", slot_mapping, num_tokens)
+
+
+def check_heads_apart(
+    results: tuple[torch.Tensor | None, torch.Tensor, torch.Tensor],
+    inputs: tuple[torch.Tensor, ...],
+    norm_weights: tuple[torch.Tensor, torch.Tensor] | None,
+    kv_scales: KVScales | None,
+    layout: KVLayout,
+) -> None:
+    """`results` are out and the caches; `inputs` q, k, v, cos_sin_cache, positions and slots."""
+    written = dict(zip(("out", "k_cache", "v_cache"), results, strict=True))
+    names = ("q", "k", "v", "cos_sin_cache", "positions", "slot_mapping")
+    read = dict(zip(names, inputs, strict=True))
+    scales = written if layout.scale is KVScale.TOKEN else read
+    scales.update(zip(("k_scale", "v_scale"), kv_scales or (), strict=False))
+    read |= zip(("norm_weights of q", "norm_weights of k"), norm_weights or (), strict=False)
+    require_apart(QK_NORM_ROPE_KV_WRITE, written, read)

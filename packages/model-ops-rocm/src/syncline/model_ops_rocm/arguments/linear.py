@@ -11,9 +11,11 @@ import torch
 from syncline.model_ops_rocm.checks import (
     FLOAT_DTYPES,
     refuse,
+    require_apart,
     require_contiguous,
     require_dtype,
     require_float,
+    require_kind,
     require_ndim,
     require_out,
     require_shape,
@@ -29,8 +31,15 @@ LINEAR: Final = "linear"
 LINEAR_QUANTISED: Final = "linear_quantised"
 
 
+def require_weight_layout(op: str, layout: object) -> None:
+    """Any class that has what a layout has: a name that stands for one has not."""
+    if not hasattr(layout, "describe"):
+        refuse(op, "layout", "be of a class that is a WeightLayout", repr(layout))
+
+
 def require_layout(op: str, layout: WeightLayout, accepted: SequenceABC[WeightLayout]) -> None:
     """LayoutError that lists what there is, unless the layout is among it."""
+    require_weight_layout(op, layout)
     if layout not in accepted:
         raise LayoutError(
             layout=layout.describe(),
@@ -56,6 +65,7 @@ def check_linear(
     shape = (*x_TK.shape[:-1], weight.shape[0])
     if out is not None:
         require_out(LINEAR, out, shape, x_TK.dtype)
+        require_apart(LINEAR, {"out": out}, {"x": x_TK, "weight": weight, "bias": bias})
     return shape
 
 
@@ -63,6 +73,7 @@ def check_quantised_weight(
     weight: torch.Tensor, weight_scale: torch.Tensor, storage: StorageFormat
 ) -> tuple[Quantised, tuple[int, int]]:
     """Returns the recipe and (N_out, K_in), logical, without padding."""
+    require_kind(LINEAR_QUANTISED, "storage", storage, StorageFormat)
     recipe = storage.recipe
     if not isinstance(recipe, Quantised):
         refuse(LINEAR_QUANTISED, "storage", "have a quantised recipe", storage.describe())
@@ -82,6 +93,7 @@ def check_x_of_codes(
     x_TK: torch.Tensor, x_scale: torch.Tensor | None, x_recipe: Quantised, depth: int
 ) -> torch.Tensor:
     """Returns the scales."""
+    require_kind(LINEAR_QUANTISED, "x_recipe", x_recipe, Quantised)
     if x_recipe.granularity is Granularity.BLOCK_128X128:
         limit = "share scales over all, a row, or 128 or 32 of a row"
         refuse(LINEAR_QUANTISED, "x_recipe", limit, x_recipe.describe())
@@ -112,8 +124,9 @@ def check_quantised_result(
     *,
     dtype: torch.dtype | None,
     x_dtype: torch.dtype | None,
+    **inputs: torch.Tensor | None,
 ) -> torch.dtype:
-    """Returns the result's dtype; `x_dtype` is None for codes."""
+    """Returns the result's dtype; `x_dtype` is None for codes. `out` is apart from the inputs."""
     if x_dtype is not None:
         if dtype is not None and dtype is not x_dtype:
             refuse(LINEAR_QUANTISED, "dtype", f"be None or {x_dtype}, that of x", dtype)
@@ -124,6 +137,7 @@ def check_quantised_result(
     _check_bias(LINEAR_QUANTISED, bias, shape[-1], dtype)
     if out is not None:
         require_out(LINEAR_QUANTISED, out, shape, dtype)
+        require_apart(LINEAR_QUANTISED, {"out": out}, inputs | {"bias": bias})
     return dtype
 
 

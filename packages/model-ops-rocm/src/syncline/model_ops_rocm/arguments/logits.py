@@ -1,17 +1,22 @@
 """What the ops of the logits refuse, on every backend; knows no backend."""
 
+from collections.abc import Mapping
+
 import torch
 
 from syncline.model_ops_rocm.checks import (
     is_whole,
     refuse,
+    require_apart,
     require_contiguous,
     require_dtype,
     require_float,
     require_index,
+    require_kind,
     require_ndim,
     require_out,
     require_shape,
+    require_tensors,
 )
 from syncline.model_ops_rocm.contracts.logits import Distribution, Draw, Vocabulary
 
@@ -38,6 +43,7 @@ def check_logits(op: str, logits_RV: torch.Tensor, vocabulary: Vocabulary) -> in
 
 def check_shard(op: str, logits_RV: torch.Tensor, vocabulary: Vocabulary) -> int:
     """Likewise, of columns that may be a part of the vocabulary."""
+    require_kind(op, "vocabulary", vocabulary, Vocabulary)
     require_float(op, "logits", logits_RV)
     require_ndim(op, "logits", logits_RV, 2)
     num_rows, num_columns = logits_RV.shape
@@ -73,6 +79,7 @@ def check_partials(op: str, name: str, partials_SRP: torch.Tensor, num_rows: int
 def check_distribution(
     op: str, distribution: Distribution, vocabulary: Vocabulary, num_rows: int
 ) -> None:
+    require_kind(op, "distribution", distribution, Distribution)
     check_floats(op, "temperature", distribution.temperature_R, num_rows)
     check_indices(op, "top_k", distribution.top_k_R, num_rows)
     check_floats(op, "top_p", distribution.top_p_R, num_rows)
@@ -82,6 +89,7 @@ def check_distribution(
 
 
 def check_draw(op: str, draw: Draw, num_rows: int) -> None:
+    require_kind(op, "draw", draw, Draw)
     check_indices(op, "seeds", draw.seeds_R, num_rows)
     require_dtype(op, "seeds", draw.seeds_R, torch.int64)
     check_indices(op, "sample_index", draw.sample_index_R, num_rows)
@@ -89,24 +97,32 @@ def check_draw(op: str, draw: Draw, num_rows: int) -> None:
 
 
 def check_pair_out(
-    op: str, out: tuple[torch.Tensor, torch.Tensor] | None, shape: tuple[int, ...]
+    op: str,
+    out: tuple[torch.Tensor, torch.Tensor] | None,
+    shape: tuple[int, ...],
+    inputs: Mapping[str, torch.Tensor | None],
 ) -> None:
     """Ids and logprobs to write, contiguous."""
     if out is None:
         return
+    require_tensors(op, "out", out)
     for name, tensor, dtype in zip(
         ("out[0]", "out[1]"), out, (torch.int64, torch.float64), strict=True
     ):
         require_shape(op, name, tensor, shape)
         require_dtype(op, name, tensor, dtype)
         require_contiguous(op, name, tensor)
+    require_apart(op, {"out[0]": out[0], "out[1]": out[1]}, inputs)
 
 
-def check_out(op: str, out: torch.Tensor | None, shape: tuple[int, ...]) -> None:
+def check_out(
+    op: str, out: torch.Tensor | None, shape: tuple[int, ...], **inputs: torch.Tensor
+) -> None:
     """float64 to write, contiguous."""
     if out is not None:
         require_out(op, out, shape, torch.float64)
         require_contiguous(op, "out", out)
+        require_apart(op, {"out": out}, inputs)
 
 
 def check_num_top(logits_RV: torch.Tensor, num_top: int) -> None:

@@ -5,10 +5,13 @@ import torch
 from syncline.model_ops_rocm.arguments.logits import check_floats, check_indices, check_shard
 from syncline.model_ops_rocm.checks import (
     INDEX_DTYPES,
+    is_same_view,
     refuse,
+    require_apart,
     require_contiguous,
     require_dtype,
     require_index,
+    require_kind,
     require_ndim,
     require_shape,
 )
@@ -28,6 +31,8 @@ def check_rules(
 ) -> int:
     """Returns how many columns are real ids."""
     op = APPLY_RULES
+    require_kind(op, "rules", rules, LogitsRules)
+    require_kind(op, "vocabulary", vocabulary, Vocabulary)
     num_real = check_shard(op, logits_RV, vocabulary._replace(partials_SRP=None))
     num_rows = logits_RV.shape[0]
     num_ids = vocabulary.first_id + num_real
@@ -50,6 +55,9 @@ def check_rules(
         require_shape(op, "out", out, logits_RV.shape)
         if out.dtype not in (logits_RV.dtype, torch.float32):
             refuse(op, "out", f"be {logits_RV.dtype} or torch.float32", out.dtype)
+        is_in_place = is_same_view(out, logits_RV)
+        read = {"logits": None if is_in_place else logits_RV, "counts": rules.counts_SV}
+        require_apart(op, {"out": out}, read)
     return num_real
 
 
@@ -91,6 +99,8 @@ def _check_penalties(rules: LogitsRules, num_rows: int, num_ids: int) -> None:
     check_indices(APPLY_RULES, "rows", rules.rows_R, num_rows)
     if rules.counts_SV is not None:
         check_counts(APPLY_RULES, rules.counts_SV)
+        if num_rows and not rules.counts_SV.shape[0]:
+            refuse(APPLY_RULES, "counts", "have a row", list(rules.counts_SV.shape))
         if rules.counts_SV.shape[1] < num_ids:
             limit = f"have at least {num_ids} entries in a row"
             refuse(APPLY_RULES, "counts", limit, list(rules.counts_SV.shape))

@@ -7,16 +7,20 @@ from typing import Final, NamedTuple
 
 import torch
 
+from syncline.model_ops_rocm.arguments.linear import require_weight_layout
 from syncline.model_ops_rocm.checks import (
     is_whole,
     refuse,
+    require_apart,
     require_contiguous,
     require_dtype,
     require_float,
     require_index,
+    require_kind,
     require_ndim,
     require_out,
     require_shape,
+    require_tensors,
 )
 from syncline.model_ops_rocm.contracts.moe import ExpertMap, SortedPairs, sorted_capacity
 from syncline.model_ops_rocm.formats.quantised import Quantised
@@ -72,11 +76,14 @@ def check_moe_route(
     if expert_map is not None:
         _check_map(expert_map, num_experts, positions_T)
     if out is not None:
+        require_tensors(MOE_ROUTE, "out", out)
         _require_pairs(MOE_ROUTE, "out[0]", out[0], torch.float32, (num_tokens, top_k))
         _require_pairs(MOE_ROUTE, "out[1]", out[1], torch.int32, (num_tokens, top_k))
+        require_apart(MOE_ROUTE, {"out[0]": out[0], "out[1]": out[1]}, {"logits": logits_TE})
 
 
 def _check_map(expert_map: ExpertMap, num_experts: int, positions_T: torch.Tensor | None) -> None:
+    require_kind(MOE_ROUTE, "expert_map", expert_map, ExpertMap)
     replicas, counts = expert_map
     require_ndim(MOE_ROUTE, "expert_map.replicas", replicas, 2)
     if replicas.shape[0] != num_experts or replicas.shape[1] == 0:
@@ -108,9 +115,12 @@ def check_moe_sort(
         refuse(MOE_SORT, "block_size", "be a power of two", block_size)
     capacity = sorted_capacity(ids_TK.numel(), num_groups, block_size)
     if out is not None:
+        require_kind(MOE_SORT, "out", out, SortedPairs)
         wanted = ((capacity,), (capacity // block_size,), (num_groups,), tuple(ids_TK.shape))
         for name, tensor, shape in zip(SortedPairs._fields, out, wanted, strict=True):
             _require_pairs(MOE_SORT, f"out.{name}", tensor, torch.int32, shape)
+        results = {f"out.{name}": tensor for name, tensor in out._asdict().items()}
+        require_apart(MOE_SORT, results, {"ids": ids_TK})
     return capacity
 
 
@@ -131,10 +141,13 @@ def check_moe_permute(
     if not is_whole(group_size) or group_size < 1:
         refuse(MOE_PERMUTE, "group_size", "be positive", group_size)
     if out is not None:
+        require_tensors(MOE_PERMUTE, "out", out)
         rows_shape = (pairs_C.shape[0], x_TH.shape[1])
         require_shape(MOE_PERMUTE, "out[0]", out[0], rows_shape)
         require_dtype(MOE_PERMUTE, "out[0]", out[0], x_TH.dtype)
         _require_pairs(MOE_PERMUTE, "out[1]", out[1], torch.int32, tuple(pairs_C.shape))
+        inputs = {"x": x_TH, "ids": ids_TK, "pairs": pairs_C}
+        require_apart(MOE_PERMUTE, {"out[0]": out[0], "out[1]": out[1]}, inputs)
 
 
 def check_moe_combine(
@@ -152,6 +165,8 @@ def check_moe_combine(
     _require_pairs(MOE_COMBINE, "places", places_TK, torch.int32, shape)
     if out is not None:
         require_out(MOE_COMBINE, out, (shape[0], y_CH.shape[1]), y_CH.dtype)
+        inputs = {"y": y_CH, "weights": weights_TK, "places": places_TK}
+        require_apart(MOE_COMBINE, {"out": out}, inputs)
 
 
 def check_moe_experts(
@@ -165,6 +180,7 @@ def check_moe_experts(
     """`weights` are w13 and w2, `routing` weights_TK and ids_TK, `quantised` scales and recipe;
     returns the sizes."""
     scales, recipe = quantised
+    _check_kinds(layout, scales, recipe)
     require_float(MOE_EXPERTS, "x", x_TH)
     require_ndim(MOE_EXPERTS, "x", x_TH, 2)
     shapes = _shapes_of(x_TH, weights, routing)
@@ -188,7 +204,18 @@ def check_moe_experts(
         _check_recipe(recipe, weights[0], scales)
     if out is not None:
         require_out(MOE_EXPERTS, out, x_TH.shape, x_TH.dtype)
+        names = ("w13", "w2", "weights", "ids", "scales[0]", "scales[1]")
+        inputs = dict(zip(names, (*weights, *routing, *(scales or ())), strict=False))
+        require_apart(MOE_EXPERTS, {"out": out}, inputs | {"x": x_TH})
     return shapes
+
+
+def _check_kinds(layout: WeightLayout, scales: Scales | None, recipe: Quantised | None) -> None:
+    require_weight_layout(MOE_EXPERTS, layout)
+    if scales is not None:
+        require_tensors(MOE_EXPERTS, "scales", scales)
+    if recipe is not None:
+        require_kind(MOE_EXPERTS, "recipe", recipe, Quantised)
 
 
 def _check_recipe(recipe: Quantised, w13: torch.Tensor, scales: Scales | None) -> None:

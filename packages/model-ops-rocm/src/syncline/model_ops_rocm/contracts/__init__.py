@@ -7,9 +7,10 @@ head n // (N // K).
 
 Common to all: floating tensors of one call share one dtype (float32, bfloat16 or float16) and one
 device; strides are free unless a contract says contiguous; `out`, where there is one, has the
-result's shape and dtype, aliases no input, and is returned. A bad argument is a ValueError naming
-op, argument, value and limit. An op that needs memory of its own has a `workspace_bytes`, which
-says how much for the largest shapes, and takes a `workspace`; the others need none, given `out`.
+result's shape and dtype, shares no byte with an input or another result, and is returned. A bad
+argument is a ValueError naming op, argument, value and limit. An op that needs memory of its own
+has a `workspace_bytes`, which says how much for the largest shapes, and takes a `workspace`; the
+others need none, given `out`.
 An op with `counters_size` takes `counters` as well, int32 and contiguous, by which parts of a
 result are merged in the launch that computes them, to the same bits: zero before the first call,
 left zero by each, and not shared by calls that may overlap. A result of counters that were not zero

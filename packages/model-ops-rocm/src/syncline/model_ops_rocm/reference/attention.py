@@ -13,12 +13,13 @@ import torch
 from syncline.model_ops_rocm.arguments.attention import (
     PAGED_ATTENTION,
     AttentionOptions,
+    check_attended,
     check_host_lengths,
     check_merge_states,
     check_paged_attention,
     pool_of,
 )
-from syncline.model_ops_rocm.checks import refuse, require_out
+from syncline.model_ops_rocm.checks import refuse
 from syncline.model_ops_rocm.contracts.attention import AttentionMetadata, KVScales
 from syncline.model_ops_rocm.kv.layout import KVLayout, KVOrder
 from syncline.model_ops_rocm.kv.pool import KVPool
@@ -113,8 +114,7 @@ class TorchPagedAttention:
         else:
             pool = pool_of(PAGED_ATTENTION, k_cache, v_cache, layout, kv_scales)
         check_paged_attention(q_TNH, pool, meta, options)
-        if out is not None:
-            require_out(PAGED_ATTENTION, out, q_TNH.shape, q_TNH.dtype)
+        check_attended(q_TNH, (k_cache, v_cache, *(kv_scales or ())), meta, options, out)
         if options.is_plain and _is_plain(pool, meta):
             if pool.layout.order == KVOrder.HND_D_MAJOR_KEYS and layout is not None:
                 k_cache = k_cache.transpose(2, 3)

@@ -15,6 +15,7 @@ from syncline.model_ops_rocm.arguments.fused import (
     SILU_AND_MUL_QUANT,
     check_encoded,
     check_heads,
+    check_heads_apart,
     check_nonfinite,
     check_quantise,
     check_recipe,
@@ -68,8 +69,18 @@ def rms_norm_quant(  # noqa: PLR0913 - the contract's keywords
         x_TH, weight_H, eps, residual_TH=residual_TH, out=None, style=style, op=RMS_NORM_QUANT
     )
     check_recipe(RMS_NORM_QUANT, recipe, scale)
-    check_encoded(RMS_NORM_QUANT, recipe, x_TH.shape, scale, out)
-    check_nonfinite(RMS_NORM_QUANT, nonfinite)
+    check_encoded(
+        RMS_NORM_QUANT,
+        recipe,
+        x_TH.shape,
+        scale,
+        out,
+        x=x_TH,
+        weight=weight_H,
+        residual=residual_TH,
+        nonfinite=nonfinite,
+    )
+    check_nonfinite(RMS_NORM_QUANT, nonfinite, x=x_TH, residual=residual_TH)
     normed = rms_norm(x_TH, weight_H, eps, residual_TH=residual_TH, style=style)
     return _quantised(normed, recipe, scale, out, nonfinite)
 
@@ -85,8 +96,8 @@ def silu_and_mul_quant(
     """See `contracts.SiluAndMulQuant`."""
     shape = check_silu_and_mul(x_T2I, out=None, op=SILU_AND_MUL_QUANT)
     check_recipe(SILU_AND_MUL_QUANT, recipe, scale)
-    check_encoded(SILU_AND_MUL_QUANT, recipe, shape, scale, out)
-    check_nonfinite(SILU_AND_MUL_QUANT, nonfinite)
+    check_encoded(SILU_AND_MUL_QUANT, recipe, shape, scale, out, x=x_T2I, nonfinite=nonfinite)
+    check_nonfinite(SILU_AND_MUL_QUANT, nonfinite, x=x_T2I)
     return _quantised(silu_and_mul(x_T2I), recipe, scale, out, nonfinite)
 
 
@@ -122,6 +133,11 @@ class TorchQKNormRopeKVWrite:
         check_heads(q_TNH, k_TKH, v_TKH, norm_weights, eps, style)
         pool = pool_of(QK_NORM_ROPE_KV_WRITE, k_cache, v_cache, layout, kv_scales)
         check_written(k_TKH, slot_mapping, pool)
+        check_heads_apart(
+            (out, k_cache, v_cache),
+            (q_TNH, k_TKH, v_TKH, cos_sin_cache, positions_T, slot_mapping),
+            *(norm_weights, kv_scales, layout),
+        )
         if norm_weights is not None:
             q_TNH = rms_norm(q_TNH, norm_weights[0], eps, style=style)
             k_TKH = rms_norm(k_TKH, norm_weights[1], eps, style=style)

@@ -11,6 +11,7 @@ from syncline.model_ops_rocm.arguments.dense import (
     KV_COPY,
     KV_WRITE,
     check_host_pairs,
+    check_kv_apart,
     check_kv_write,
 )
 from syncline.model_ops_rocm.checks import refuse, require_pairs
@@ -48,6 +49,7 @@ class TorchKVWrite:
         if layout is not None:
             pool = pool_of(KV_WRITE, k_cache, v_cache, layout, kv_scales)
             check_layout_write(k_TKH, v_TKH, pool, slot_mapping)
+            check_kv_apart((k_cache, v_cache), k_TKH, v_TKH, slot_mapping, kv_scales, layout)
             write = _Write(k_TKH, v_TKH, pool.num_slots, layout.kernel_block_size)
             tensors = {"k": k_cache, "v": v_cache}
             if kv_scales is not None:
@@ -56,7 +58,9 @@ class TorchKVWrite:
             _refusing(write, lambda: store_tokens(pool, tensors, {"k": k, "v": v}, slots))
             return
         check_caches(KV_WRITE, k_cache, v_cache)
-        if check_kv_write(k_TKH, v_TKH, k_cache, slot_mapping) == 0:
+        num_tokens = check_kv_write(k_TKH, v_TKH, k_cache, slot_mapping)
+        check_kv_apart((k_cache, v_cache), k_TKH, v_TKH, slot_mapping, kv_scales, layout)
+        if num_tokens == 0:
             return
         num_blocks, _, block_size, _ = k_cache.shape
         write = _Write(k_TKH, v_TKH, num_blocks * block_size, block_size)
@@ -132,6 +136,7 @@ class TorchKVCopyBlocks:
             require_pairs(KV_COPY, pairs)
             pairs = [(int(one), int(other)) for one, other in pairs.tolist()]
             pairs = [pair for pair in pairs if -1 not in pair]
+        check_host_pairs(k_cache.shape[0], pairs)
         if pairs:
             _copy_blocks(k_cache, v_cache, pairs)
 
@@ -139,7 +144,6 @@ class TorchKVCopyBlocks:
 def _copy_blocks(
     k_cache: torch.Tensor, v_cache: torch.Tensor, pairs: SequenceABC[tuple[int, int]]
 ) -> None:
-    check_host_pairs(k_cache.shape[0], pairs)
     ids = torch.tensor(pairs, dtype=torch.int64, device=k_cache.device)
     sources, destinations = ids.unbind(1)
     keys = k_cache if k_cache.is_contiguous() else stored_keys(k_cache)

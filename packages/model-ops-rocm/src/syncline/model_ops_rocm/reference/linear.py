@@ -10,7 +10,7 @@ from typing import Final
 import torch
 import torch.nn.functional as F
 
-from syncline.model_ops_rocm.arguments.linear import check_linear
+from syncline.model_ops_rocm.arguments.linear import LINEAR, check_linear, require_weight_layout
 from syncline.model_ops_rocm.layouts import RowMajor, Shuffle16x16, WeightLayout
 from syncline.model_ops_rocm.reference.tiles import linear_in_tiles
 
@@ -47,6 +47,7 @@ class TorchLinear:
     ) -> torch.Tensor:
         """See `contracts.Linear`."""
         check_linear(x_TK, weight, bias, out=out)
+        require_weight_layout(LINEAR, layout)
         logical = weight if layout == _ROW_MAJOR else layout.inverse(weight, shape=weight.shape)
         multiply = linear_in_tiles if batch_invariant else F.linear
         result = multiply(x_TK, logical, bias)

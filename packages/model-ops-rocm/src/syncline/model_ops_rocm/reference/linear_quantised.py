@@ -64,7 +64,15 @@ class TorchLinearQuantised:
             scales = check_x_of_codes(x_TK, x_scale, x_recipe, depth)
             x = x_recipe.decode({WEIGHT: x_TK, WEIGHT_SCALE: scales})
         shape = (*x.shape[:-1], num_out)
-        dtype = check_quantised_result(shape, bias, out, dtype=dtype, x_dtype=x_dtype)
+        dtype = check_quantised_result(
+            *(shape, bias, out),
+            dtype=dtype,
+            x_dtype=x_dtype,
+            x=x_TK,
+            x_scale=x_scale,
+            weight=weight,
+            weight_scale=weight_scale,
+        )
         decoded = storage.decode({WEIGHT: weight, WEIGHT_SCALE: weight_scale})
         multiply = linear_in_tiles if batch_invariant else F.linear
         result = multiply(x, decoded, None if bias is None else bias.float()).to(dtype)

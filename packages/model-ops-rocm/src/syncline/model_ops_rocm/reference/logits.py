@@ -23,6 +23,7 @@ from syncline.model_ops_rocm.arguments.logits import (
     check_partials,
     check_shard,
 )
+from syncline.model_ops_rocm.checks import require_kind
 from syncline.model_ops_rocm.contracts.logits import (
     PLAIN,
     WHOLE,
@@ -73,7 +74,8 @@ class TorchSample(_NoWorkspace):
         num_real = check_logits(SAMPLE, logits_RV, vocabulary)
         check_distribution(SAMPLE, distribution, vocabulary, num_rows)
         check_draw(SAMPLE, draw, num_rows)
-        check_pair_out(SAMPLE, out, (num_rows,))
+        inputs = distribution._asdict() | draw._asdict() | {"logits": logits_RV}
+        check_pair_out(SAMPLE, out, (num_rows,), inputs)
         rows = rows_of(logits_RV, distribution, vocabulary, num_real)
         u_R = uniforms(draw.seeds_R, draw.sample_index_R, draw.positions_R, PURPOSE_SAMPLE)
         columns_R, is_here_R = _chosen(rows, u_R, distribution.temperature_R, vocabulary)
@@ -103,7 +105,7 @@ class TorchTokenLogprobs(_NoWorkspace):
         num_real = check_logits(TOKEN_LOGPROBS, logits_RV, vocabulary)
         check_distribution(TOKEN_LOGPROBS, distribution, vocabulary, num_rows)
         check_indices(TOKEN_LOGPROBS, "token_ids", token_ids_R, num_rows)
-        check_out(TOKEN_LOGPROBS, out, (num_rows,))
+        check_out(TOKEN_LOGPROBS, out, (num_rows,), logits=logits_RV, token_ids=token_ids_R)
         rows = rows_of(logits_RV, distribution, vocabulary, num_real)
         columns_R = token_ids_R.to(torch.int64) - vocabulary.first_id
         is_here_R = (columns_R >= 0) & (columns_R < num_real)
@@ -136,7 +138,8 @@ class TorchTopLogprobs(_NoWorkspace):
         num_real = check_logits(TOP_LOGPROBS, logits_RV, vocabulary)
         check_num_top(logits_RV, num_top)
         check_distribution(TOP_LOGPROBS, distribution, vocabulary, num_rows)
-        check_pair_out(TOP_LOGPROBS, out, (num_rows, num_top))
+        inputs = distribution._asdict() | {"logits": logits_RV}
+        check_pair_out(TOP_LOGPROBS, out, (num_rows, num_top), inputs)
         rows = rows_of(logits_RV, distribution, vocabulary, num_real)
         # A stable sort, not topk: topk leaves open which of two equal logits it lists.
         gaps_RN, columns_RN = (
@@ -166,10 +169,11 @@ class TorchLogitsPartials(_NoWorkspace):
         workspace: torch.Tensor | None = None,
     ) -> torch.Tensor:
         num_rows = logits_RV.shape[0]
+        require_kind(LOGITS_PARTIALS, "vocabulary", vocabulary, Vocabulary)
         vocabulary = vocabulary._replace(partials_SRP=None)
         num_real = check_shard(LOGITS_PARTIALS, logits_RV, vocabulary)
         check_floats(LOGITS_PARTIALS, "temperature", temperature_R, num_rows)
-        check_out(LOGITS_PARTIALS, out, (num_rows, NUM_PARTIALS))
+        check_out(LOGITS_PARTIALS, out, (num_rows, NUM_PARTIALS), logits=logits_RV)
         x_RV = real_logits(logits_RV, num_real)
         divisor_R, _, is_bad_R = divisors(temperature_R, x_RV)
         largest_R = x_RV.amax(dim=1)
@@ -192,7 +196,7 @@ def combine_partials(
     check_partials(COMBINE_PARTIALS, "partials", partials_SRP, None)
     num_rows = partials_SRP.shape[1]
     check_floats(COMBINE_PARTIALS, "temperature", temperature_R, num_rows)
-    check_out(COMBINE_PARTIALS, out, (num_rows, NUM_PARTIALS))
+    check_out(COMBINE_PARTIALS, out, (num_rows, NUM_PARTIALS), partials=partials_SRP)
     divisor_R, _, is_bad_R = divisors(temperature_R, partials_SRP[0])
     whole_RP, _ = combined(partials_SRP, divisor_R)
     bad = whole_RP.new_tensor([NAN, NAN, -1.0])

@@ -6,7 +6,12 @@ from typing import Final
 
 import torch
 
-from syncline.model_ops_rocm.arguments.storing import refuse_jobs
+from syncline.model_ops_rocm.arguments.storing import (
+    check_amax,
+    check_encode,
+    check_jobs,
+    refuse_jobs,
+)
 from syncline.model_ops_rocm.errors import OpError
 from syncline.model_ops_rocm.formats.coded import CodedSource
 from syncline.model_ops_rocm.formats.jobs import EncodeJob
@@ -32,6 +37,7 @@ class TorchEncode:
         nonfinite: torch.Tensor | None = None,
         workspace: torch.Tensor | None = None,
     ) -> None:
+        check_encode(job)
         job.storage_format.encode_into(
             job.out, job.source, job.region, scales=job.scales, nonfinite=nonfinite
         )
@@ -70,6 +76,7 @@ class TorchEncodeGrouped:
         nonfinite: torch.Tensor | None = None,
         workspace: torch.Tensor | None = None,
     ) -> TorchPreparedEncode:
+        check_jobs(jobs)
         refused: list[tuple[int, Exception]] = []
         for index, job in enumerate(jobs):
             try:
@@ -96,6 +103,7 @@ def amax_into(
     region: Region,
 ) -> None:
     """See `contracts.AmaxInto`."""
+    check_amax(storage_format, partial)
     storage_format.amax_into(partial, source, region)
 
 

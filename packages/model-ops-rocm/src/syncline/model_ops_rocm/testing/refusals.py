@@ -3,8 +3,10 @@
 Unit: one change of one tensor of one parity case. Knows no op and no backend.
 """
 
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields, is_dataclass, replace
+from functools import partial
 from typing import Any  # an entry of a tuple
 
 import torch
@@ -14,6 +16,12 @@ from syncline.model_ops_rocm.testing.parity import Arguments, Case, Maker, buffe
 
 Change = Callable[[torch.Tensor], torch.Tensor]
 Path = tuple[str | int, ...]
+# Arguments that are written, and what none of them is compared with.
+RESULTS = ("out", "lse_TN", "residual_TH")
+CACHES = ("k_cache", "v_cache")
+WRITE_CACHES = ("kv_write", "qk_norm_rope_kv_write")
+READ = {"query_start_loc_R1", "rows_R"}  # what a result brings with it
+SCRATCH = ("workspace", "counters")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,6 +78,56 @@ def wrong_calls(case: Case, make: Maker) -> Iterator[WrongCall]:
                 yield WrongCall(
                     case=case, argument=argument, path=path, change=change, _apply=apply
                 )
+
+
+def calls_of_wrong_kinds(case: Case, make: Maker) -> Iterator[tuple[str, Arguments]]:
+    """Each argument that is a value of a class, or several tensors, as something else."""
+    for argument, given in case.build(make).items():
+        if given is not None and not isinstance(given, torch.Tensor | bool | int | float | str):
+            for wrong in ("row_major", 3, object(), {}, (3,), torch.zeros(2)):
+                yield f"{case}: {argument} {wrong}", case.build(make) | {argument: wrong}
+
+
+def overlaid_calls(case: Case, make: Maker) -> Iterator[tuple[str, Arguments]]:
+    """Each result laid over each other tensor of the call, which are apart in the case itself."""
+    places = _places(case.build(make))
+    for result, other in itertools.product(places, places):
+        if result == other or not _is_written(case.op, result) or other[0] in SCRATCH:
+            continue
+        call = case.build(make)
+        found = _places(call)
+        tensors = found[result], found[other]
+        addresses = {one.untyped_storage().data_ptr() for one in tensors}
+        if all(one.numel() for one in tensors) and len(addresses) == 2:
+            lay = partial(_laid, torch.zeros(max(one.nbytes for one in tensors), dtype=torch.uint8))
+            for argument, path in (result, other):
+                call[argument] = _put(call[argument], path, lay)
+            yield f"{case}: {_name(result)} over {_name(other)}", call
+
+
+def _is_written(op: str, place: tuple[str, Path]) -> bool:
+    argument, path = place
+    if argument in CACHES:
+        return op in WRITE_CACHES
+    return argument in RESULTS and not READ.intersection(path)
+
+
+def _places(call: Arguments) -> dict[tuple[str, Path], torch.Tensor]:
+    return {
+        (argument, path): tensor
+        for argument, given in call.items()
+        for path, tensor in _parts(given)
+    }
+
+
+def _name(place: tuple[str, Path]) -> str:
+    return ".".join(map(str, (place[0], *place[1])))
+
+
+def _laid(over: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
+    """`tensor`, contiguous in the first bytes of `over`."""
+    laid = over[: tensor.nbytes].view(as_bits(tensor).dtype).view(tensor.shape)
+    return laid.copy_(as_bits(tensor)).view(tensor.dtype)
 
 
 def bytes_of(call: Arguments) -> list[torch.Tensor]:

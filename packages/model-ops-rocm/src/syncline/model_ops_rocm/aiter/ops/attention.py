@@ -23,12 +23,13 @@ from syncline.model_ops_rocm.aiter.ops.common import (
 from syncline.model_ops_rocm.arguments.attention import (
     PAGED_ATTENTION,
     AttentionOptions,
+    check_attended,
     check_host_lengths,
     check_paged_attention,
     pool_of,
     require_support,
 )
-from syncline.model_ops_rocm.checks import refuse, require_out, require_workspace
+from syncline.model_ops_rocm.checks import refuse, require_workspace
 from syncline.model_ops_rocm.contracts.attention import AttentionMetadata, KVScales
 from syncline.model_ops_rocm.kv.layout import KVLayout, KVOrder, KVScale
 from syncline.model_ops_rocm.kv.pool import KVPool
@@ -154,8 +155,7 @@ class AiterPagedAttention(AiterOp):
         check_paged_attention(q_TNH, pool, meta, options)
         check_host_lengths(meta, layout.kernel_block_size)
         _check_options(options)
-        if out is not None:
-            require_out(PAGED_ATTENTION, out, q_TNH.shape, q_TNH.dtype)
+        check_attended(q_TNH, (k_cache, v_cache, *(kv_scales or ())), meta, options, out)
         self._check_devices(q_TNH, k_cache, v_cache, meta, out)
         is_flash = layout.order == KVOrder.NHD
         if not is_flash:

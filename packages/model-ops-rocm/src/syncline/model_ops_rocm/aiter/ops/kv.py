@@ -6,7 +6,7 @@ import torch
 
 from syncline.model_ops_rocm.aiter.ops.common import HALVES, AiterOp, require_device
 from syncline.model_ops_rocm.arguments.attention import check_layout_write, pool_of, require_support
-from syncline.model_ops_rocm.arguments.dense import KV_WRITE
+from syncline.model_ops_rocm.arguments.dense import KV_WRITE, check_kv_apart
 from syncline.model_ops_rocm.checks import refuse
 from syncline.model_ops_rocm.contracts.attention import KVScales
 from syncline.model_ops_rocm.kv.layout import KVLayout, KVOrder, KVScale
@@ -49,6 +49,7 @@ class AiterKVWrite(AiterOp):
         pool = pool_of(KV_WRITE, k_cache, v_cache, layout, kv_scales)
         require_support(KV_WRITE, SUPPORT, pool)
         num_tokens = check_layout_write(k_TKH, v_TKH, pool, slot_mapping)
+        check_kv_apart((k_cache, v_cache), k_TKH, v_TKH, slot_mapping, kv_scales, layout)
         device = require_device(
             KV_WRITE,
             self.aiter,

@@ -164,7 +164,15 @@ class AiterLinearQuantised(AiterOp):
             refuse(LINEAR_QUANTISED, "x_recipe", "be given for AITER, which multiplies codes", None)
         scales = check_x_of_codes(x_TK, x_scale, x_recipe, depth)
         shape = (x_TK.shape[0], num_out)
-        dtype = check_quantised_result(shape, bias, out, dtype=dtype, x_dtype=None)
+        dtype = check_quantised_result(
+            *(shape, bias, out),
+            dtype=dtype,
+            x_dtype=None,
+            x=x_TK,
+            x_scale=x_scale,
+            weight=weight,
+            weight_scale=weight_scale,
+        )
         if dtype not in HALVES:
             refuse(LINEAR_QUANTISED, "dtype", "be bfloat16 or float16 for AITER", dtype)
         require_layout(LINEAR_QUANTISED, storage.layout, LAYOUTS)

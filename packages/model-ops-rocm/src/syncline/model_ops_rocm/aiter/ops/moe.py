@@ -13,6 +13,7 @@ from syncline.model_ops_rocm.aiter.ops.common import (
     require_halves,
     written,
 )
+from syncline.model_ops_rocm.arguments.linear import require_weight_layout
 from syncline.model_ops_rocm.arguments.moe import (
     MOE_EXPERTS,
     MOE_ROUTE,
@@ -117,6 +118,7 @@ class AiterMoeExperts(AiterOp):
     ) -> torch.Tensor:
         """See `contracts.MoeExperts`; unquantised, and never batch-invariant."""
         refuse_batch_invariant(MOE_EXPERTS, batch_invariant)
+        require_weight_layout(MOE_EXPERTS, layout)
         if layout not in EXPERT_LAYOUTS:
             accepted = ", ".join(one.describe() for one in EXPERT_LAYOUTS)
             raise LayoutError(

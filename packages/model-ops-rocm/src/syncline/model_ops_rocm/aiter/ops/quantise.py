@@ -109,8 +109,18 @@ class AiterRMSNormQuant(AiterOp):
             x_TH, weight_H, eps, residual_TH=residual_TH, out=None, style=style, op=RMS_NORM_QUANT
         )
         check_recipe(RMS_NORM_QUANT, recipe, scale)
-        check_encoded(RMS_NORM_QUANT, recipe, x_TH.shape, scale, out)
-        check_nonfinite(RMS_NORM_QUANT, nonfinite)
+        check_encoded(
+            RMS_NORM_QUANT,
+            recipe,
+            x_TH.shape,
+            scale,
+            out,
+            x=x_TH,
+            weight=weight_H,
+            residual=residual_TH,
+            nonfinite=nonfinite,
+        )
+        check_nonfinite(RMS_NORM_QUANT, nonfinite, x=x_TH, residual=residual_TH)
         require_halves(RMS_NORM_QUANT, "x", x_TH)
         if style is NormStyle.ROUND_THEN_WEIGHT:
             refuse(RMS_NORM_QUANT, "style", "round once, after the weight, for AITER", style)

@@ -11,6 +11,7 @@ import torch
 from syncline.model_ops_rocm.arguments.attention import (
     PAGED_ATTENTION,
     AttentionOptions,
+    check_attended,
     check_host_lengths,
     check_paged_attention,
     plain_layout,
@@ -18,7 +19,7 @@ from syncline.model_ops_rocm.arguments.attention import (
     require_support,
 )
 from syncline.model_ops_rocm.arguments.dense import check_caches
-from syncline.model_ops_rocm.checks import require_counters, require_out
+from syncline.model_ops_rocm.checks import require_counters
 from syncline.model_ops_rocm.contracts.attention import AttentionMetadata, KVScales
 from syncline.model_ops_rocm.kv.layout import KVLayout, KVOrder
 from syncline.model_ops_rocm.kv.support import KVSupport
@@ -133,10 +134,9 @@ class TritonPagedAttention:
         check_paged_attention(q_TNH, pool, meta, options)
         require_support(PAGED_ATTENTION, SUPPORT, pool)
         check_host_lengths(meta, layout.kernel_block_size)
+        check_attended(q_TNH, (k_cache, v_cache, *(kv_scales or ())), meta, options, out)
         if out is None:
             out = torch.empty(q_TNH.shape, dtype=q_TNH.dtype, device=q_TNH.device)
-        else:
-            require_out(PAGED_ATTENTION, out, q_TNH.shape, q_TNH.dtype)
         cache = Cache(pool, k_cache, v_cache, kv_scales)
         step = Step(q_TNH, cache, meta, options, out)
         _require_reachable(step)

@@ -5,6 +5,7 @@ from typing import Final, Literal
 
 import torch
 
+from syncline.model_ops_rocm.arguments.storing import AMAX, ENCODE, check_amax, check_encode
 from syncline.model_ops_rocm.checks import (
     refuse,
     require_contiguous,
@@ -23,8 +24,6 @@ from syncline.model_ops_rocm.triton.encode_plan import scales_for
 from syncline.model_ops_rocm.triton.launch import LAUNCHER, require_reachable
 from syncline.model_ops_rocm.triton.ops.encode_kept import copies_of, with_kept_codes
 from syncline.model_ops_rocm.triton.ops.encode_launch import (
-    AMAX,
-    ENCODE,
     fill,
     launch_amax,
     launch_encode,
@@ -54,6 +53,7 @@ class TritonEncode:
         nonfinite: torch.Tensor | None = None,
         workspace: torch.Tensor | None = None,
     ) -> None:
+        check_encode(job)
         shape = job.check(nonfinite=nonfinite, allows_meta=LAUNCHER.is_compiling)
         check_job(ENCODE, job, nonfinite)
         mode = mode_of(job, shape)
@@ -121,6 +121,7 @@ def amax_into(
     region: Region,
 ) -> None:
     """See `contracts.AmaxInto`."""
+    check_amax(storage_format, partial)
     storage_format.check_amax(partial, source, region, allows_meta=LAUNCHER.is_compiling)
     values = source.weight.codes if isinstance(source, CodedSource) else source
     if not isinstance(source, CodedSource):

@@ -6,7 +6,7 @@ from typing import Final
 
 import torch
 
-from syncline.model_ops_rocm.arguments.storing import refuse_jobs
+from syncline.model_ops_rocm.arguments.storing import ENCODE_GROUPED, check_jobs, refuse_jobs
 from syncline.model_ops_rocm.checks import refuse, require_workspace
 from syncline.model_ops_rocm.errors import OpError
 from syncline.model_ops_rocm.formats.coded import CodedSource
@@ -17,7 +17,7 @@ from syncline.model_ops_rocm.regions import full_region, region_numel
 from syncline.model_ops_rocm.triton.encode_plan import scales_for
 from syncline.model_ops_rocm.triton.encode_table import NUM_FIELDS, ROW_BYTES
 from syncline.model_ops_rocm.triton.launch import IS_INTERPRETED, LAUNCHER, require_reachable
-from syncline.model_ops_rocm.triton.ops.encode_jobs import ENCODE_GROUPED, JobTable, Kind
+from syncline.model_ops_rocm.triton.ops.encode_jobs import JobTable, Kind
 from syncline.model_ops_rocm.triton.ops.encode_kept import with_kept_codes
 
 _ALIGNMENT: Final = 16
@@ -126,6 +126,7 @@ def _prepared(
     is_on_device = not IS_INTERPRETED and not LAUNCHER.is_compiling
     if is_on_device and torch.cuda.is_current_stream_capturing():
         refuse(ENCODE_GROUPED, "jobs", "be prepared before a graph is recorded", "a recording")
+    check_jobs(jobs)
     base = 0 if workspace is None else workspace.data_ptr()
     table, refused, taken = JobTable(nonfinite, base), [], list(jobs)
     for index, job in enumerate(taken):

@@ -8,10 +8,11 @@ from array import array
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 import torch
 
+from syncline.model_ops_rocm.arguments.storing import ENCODE_GROUPED
 from syncline.model_ops_rocm.checks import refuse
 from syncline.model_ops_rocm.formats.coded import CodedSource
 from syncline.model_ops_rocm.formats.jobs import EncodeJob
@@ -47,7 +48,6 @@ from syncline.model_ops_rocm.triton.ops.encode_launch import (
     tiles_of_padding,
 )
 
-ENCODE_GROUPED: Final = "encode_grouped"
 # In the order of their launches: a later stage reads what an earlier one leaves.
 MAXIMA, TILES, PADDING = range(3)
 _WEIGHT, _SCALE, _SOURCE, _SOURCE_SCALE = range(4)  # of a job's addresses

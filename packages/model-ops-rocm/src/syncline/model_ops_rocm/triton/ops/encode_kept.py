@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import torch
 
+from syncline.model_ops_rocm.arguments.storing import ENCODE
 from syncline.model_ops_rocm.formats.coded import CodedSource
 from syncline.model_ops_rocm.formats.jobs import EncodeJob
 from syncline.model_ops_rocm.formats.quantised import Quantised
@@ -27,7 +28,6 @@ from syncline.model_ops_rocm.triton.encode_plan import (
 )
 from syncline.model_ops_rocm.triton.launch import LAUNCHER
 from syncline.model_ops_rocm.triton.ops.encode_launch import (
-    ENCODE,
     Chosen,
     raw,
     scales_of_source,

@@ -10,6 +10,7 @@ from typing import Final, NamedTuple
 
 import torch
 
+from syncline.model_ops_rocm.arguments.storing import AMAX, ENCODE
 from syncline.model_ops_rocm.formats.coded import CodedSource
 from syncline.model_ops_rocm.formats.jobs import EncodeJob
 from syncline.model_ops_rocm.formats.quantised import Quantised
@@ -43,8 +44,6 @@ from syncline.model_ops_rocm.triton.kernels.scale_grid import amax_kernel, fill_
 from syncline.model_ops_rocm.triton.launch import IS_INTERPRETED, LAUNCHER
 from syncline.model_ops_rocm.triton.targets import LaunchConfig
 
-ENCODE: Final = "encode"
-AMAX: Final = "amax_into"
 Chosen = tuple[ConfigKey, LaunchConfig]
 _MAX_GRID: Final = 65_535  # of the second and third dimension
 

@@ -8,6 +8,7 @@ from syncline.model_ops_rocm.arguments.attention import pool_of, require_support
 from syncline.model_ops_rocm.arguments.fused import (
     QK_NORM_ROPE_KV_WRITE,
     check_heads,
+    check_heads_apart,
     check_rotated,
     check_written,
 )
@@ -64,6 +65,11 @@ class TritonQKNormRopeKVWrite:
         check_heads(q_TNH, k_TKH, v_TKH, norm_weights, eps, style)
         pool = pool_of(op, k_cache, v_cache, layout, kv_scales)
         check_written(k_TKH, slot_mapping, pool)
+        check_heads_apart(
+            (out, k_cache, v_cache),
+            (q_TNH, k_TKH, v_TKH, cos_sin_cache, positions_T, slot_mapping),
+            *(norm_weights, kv_scales, layout),
+        )
         require_support(op, SUPPORT, pool)
         if out is None:
             out = torch.empty(q_TNH.shape, dtype=q_TNH.dtype, device=q_TNH.device)

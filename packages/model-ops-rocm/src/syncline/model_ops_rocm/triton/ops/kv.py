@@ -16,6 +16,7 @@ from syncline.model_ops_rocm.arguments.dense import (
     KV_WRITE,
     check_caches,
     check_host_pairs,
+    check_kv_apart,
     check_kv_write,
 )
 from syncline.model_ops_rocm.checks import require_contiguous, require_pairs, require_workspace
@@ -70,6 +71,7 @@ class TritonKVWrite:
             pool = pool_of(KV_WRITE, k_cache, v_cache, layout, kv_scales)
             num_tokens = check_layout_write(k_TKH, v_TKH, pool, slot_mapping)
             require_support(KV_WRITE, SUPPORT, pool)
+        check_kv_apart((k_cache, v_cache), k_TKH, v_TKH, slot_mapping, kv_scales, layout)
         scales = kv_scales or (None, None)
         require_reachable(KV_WRITE, k=k_TKH, v=v_TKH, k_cache=k_cache, v_cache=v_cache)
         require_reachable(KV_WRITE, slot_mapping=slot_mapping, k_scale=scales[0], v_scale=scales[1])

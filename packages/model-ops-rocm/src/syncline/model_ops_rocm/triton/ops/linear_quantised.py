@@ -215,7 +215,15 @@ class TritonLinearQuantised:
             scale = check_x_of_codes(x_TK, x_scale, x_recipe, depth)
             left = _Operand(codes=x_TK, scale=scale, recipe=x_recipe)
         shape = (*x_TK.shape[:-1], num_columns)
-        dtype = check_quantised_result(shape, bias, out, dtype=dtype, x_dtype=x_dtype)
+        dtype = check_quantised_result(
+            *(shape, bias, out),
+            dtype=dtype,
+            x_dtype=x_dtype,
+            x=x_TK,
+            x_scale=x_scale,
+            weight=weight,
+            weight_scale=weight_scale,
+        )
         require_reachable(
             LINEAR_QUANTISED,
             x=x_TK,

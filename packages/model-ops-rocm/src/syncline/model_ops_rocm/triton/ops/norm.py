@@ -81,8 +81,18 @@ def rms_norm_quant(  # noqa: PLR0913 - the contract's keywords
     op = RMS_NORM_QUANT
     check_rms_norm(x_TH, weight_H, eps, residual_TH=residual_TH, out=None, style=style, op=op)
     check_recipe(op, recipe, scale)
-    check_encoded(op, recipe, x_TH.shape, scale, out)
-    check_nonfinite(op, nonfinite)
+    check_encoded(
+        op,
+        recipe,
+        x_TH.shape,
+        scale,
+        out,
+        x=x_TH,
+        weight=weight_H,
+        residual=residual_TH,
+        nonfinite=nonfinite,
+    )
+    check_nonfinite(op, nonfinite, x=x_TH, residual=residual_TH)
     width = _checked_width(op, x_TH)
     into = destination_of(tuple(x_TH.shape), x_TH, recipe, scale, out, nonfinite)
     require_reachable(op, x=x_TH, weight=weight_H, residual=residual_TH)

@@ -1,0 +1,70 @@
+"""Results that share bytes with another tensor of a call are found by strides alone."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from syncline.model_ops_rocm.checks import is_same_view, require_apart
+
+BUFFER = torch.zeros(4_096)
+
+
+def refused(one: torch.Tensor, other: torch.Tensor) -> bool:
+    try:
+        require_apart("op", {"out": one}, {"x": other})
+    except ValueError as error:
+        assert str(error) == "op: out must be apart from x, got tensors that share bytes"
+        return True
+    return False
+
+
+def share_elements(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """By writing: what the definition says."""
+    BUFFER.zero_()
+    one.fill_(1.0)
+    return bool((other == 1.0).any())
+
+
+@st.composite
+def views(draw: st.DrawFn) -> torch.Tensor:
+    sizes = draw(st.lists(st.integers(1, 4), min_size=1, max_size=3))
+    strides = draw(st.lists(st.integers(1, 24), min_size=len(sizes), max_size=len(sizes)))
+    return BUFFER.as_strided(sizes, strides, draw(st.integers(0, 200)))
+
+
+@given(one=views(), other=views())
+def test_what_shares_an_element_is_refused(one: torch.Tensor, other: torch.Tensor) -> None:
+    assert refused(one, other) or not share_elements(one, other)
+    assert refused(one, other) == refused(other, one)
+
+
+@given(data=st.data())
+def test_columns_of_one_buffer_are_refused_exactly_where_they_overlap(data: st.DataObject) -> None:
+    """q, k and v of one product: rows at one distance, heads apart, in as many dimensions."""
+    rows, heads, width = (data.draw(st.integers(1, 4)) for _ in range(3))
+    distance = data.draw(st.integers(heads * width, 40))
+    whole = BUFFER[: rows * distance].view(rows, distance)
+    ends = [data.draw(st.integers(0, distance - heads * width)) for _ in range(2)]
+    one, other = (whole[:, end : end + heads * width].view(rows, heads, width) for end in ends)
+    assert refused(one, other) == share_elements(one, other)
+
+
+def test_two_results_and_results_that_are_inputs() -> None:
+    x, out = torch.zeros(3, 4), torch.zeros(3, 4)
+    require_apart("op", {"out": out, "residual": None}, {"x": x, "weight": None})
+    require_apart("op", {"out": None}, {"x": x, "y": x})  # inputs may be one another
+    require_apart("op", {"out": out[:0]}, {"x": out})
+    require_apart("op", {"out": out.to("meta")}, {"x": out.to("meta")})
+    with pytest.raises(ValueError, match=r"^op: out\[1\] must be apart from out\[0\], got"):
+        require_apart("op", {"out[0]": out, "out[1]": out[1:]}, {"x": x})
+    # The same bytes under another dtype, and a broadcast of one element of it.
+    assert refused(out, out.view(torch.int32)[:1])
+    assert refused(out, out[1, 1].expand(5, 5))
+
+
+def test_the_same_view() -> None:
+    x = torch.zeros(3, 4)
+    assert is_same_view(x, x[:])
+    others = (x[1:], x.T, x.view(torch.int32), x.clone(), x.view(4, 3))
+    assert not any(is_same_view(x, other) for other in others)
