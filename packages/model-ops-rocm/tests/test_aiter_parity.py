@@ -20,7 +20,9 @@ from syncline.model_ops_rocm.testing.fake_aiter import FakeAiter
 from syncline.model_ops_rocm.testing.parity import Arguments, Case, Maker, assert_parity
 from syncline.model_ops_rocm.testing.refusals import (
     bytes_of,
+    calls_of_wrong_kinds,
     one_per_shape_of_call,
+    overlaid_calls,
     wrong_calls,
 )
 
@@ -100,3 +102,13 @@ def test_no_wrong_argument_gets_to_what_would_abort(
         except ValueError:  # a value of several tensors, which is checked when it is made
             continue
         refused(op, call, fake)
+
+
+@pytest.mark.parametrize("case", list(one_per_shape_of_call(CALLS)), ids=str)
+def test_a_value_of_another_class_and_a_result_over_an_input_are_refused(
+    install_aiter: InstallAiter, case: Case
+) -> None:
+    fake, make = install_aiter(), Maker(torch.bfloat16)
+    op = load(case.op, "gfx942")
+    for label, call in (*calls_of_wrong_kinds(case, make), *overlaid_calls(case, make)):
+        assert refused(op, call, fake), label

@@ -149,12 +149,12 @@ def test_a_row_that_is_no_numbers_is_an_error_and_never_a_token(
 
 
 def test_a_temperature_that_is_no_number_and_a_padding_row_give_no_token() -> None:
-    distribution = Distribution(torch.tensor([-1.0, NAN, 1.0, 1.0]))
-    draw = draw_of(4)
+    distribution = Distribution(torch.tensor([-1.0, NAN, 1.0, INF, 1.0]))
+    draw = draw_of(5)
     draw.positions_R[2] = -1
-    ids, logprobs = sample(torch.zeros(4, 3), distribution, draw)
-    assert ids.tolist()[:3] == [-1, -1, -1]
-    assert logprobs.isnan().tolist() == [True, True, True, False]
+    ids, logprobs = sample(torch.zeros(5, 3), distribution, draw)
+    assert ids.tolist()[:4] == [-1] * 4
+    assert logprobs.isnan().tolist() == [True, True, True, True, False]
     assert token_logprobs(torch.zeros(1, 3), torch.tensor([-1])).tolist() == [0.0]
 
 

@@ -196,9 +196,10 @@ def test_what_is_no_number_yields_the_id_that_advance_refuses() -> None:
     # Neither a drafter's, nor a temperature.
     assert rejection.draft_logits_RKV is not None
     rejection.draft_logits_RKV[3, 0, 0] = float("nan")
-    negative = rejection_of(5, None, temperature=-1.0)
+    wrong = [rejection_of(5, None, temperature=one) for one in (-1.0, float("inf"))]
     assert verify(drafts, logits, rejection=rejection)[0][3].tolist() == [-1, -1]
-    assert verify(drafts, logits, rejection=negative)[0][:, 0].tolist() == [-1] * 5
+    for one in wrong:
+        assert verify(drafts, logits, rejection=one)[0][:, 0].tolist() == [-1] * 5
 
 
 def test_padding_rows_and_ids_that_do_not_exist() -> None:

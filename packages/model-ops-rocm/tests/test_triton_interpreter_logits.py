@@ -7,10 +7,17 @@ import pytest
 import torch
 
 from syncline.model_ops_rocm import Distribution, Draw, Sample, select
-from syncline.model_ops_rocm.contracts.logits import WHOLE
+from syncline.model_ops_rocm.contracts.logits import (
+    WHOLE,
+    CombinePartials,
+    LogitsPartials,
+    TokenLogprobs,
+    TopLogprobs,
+)
 from syncline.model_ops_rocm.reference.philox import PURPOSE_ACCEPT, random_words, uniforms
 from syncline.model_ops_rocm.triton import BACKEND
 
+NAN = float("nan")
 # Unsigned words wrap, which is what they are for; and -inf less itself is NaN.
 pytestmark = [
     pytest.mark.usefixtures("interpreter"),
@@ -74,6 +81,54 @@ def test_the_cut_of_a_flat_row_is_found_in_what_was_collected(
     weights = expected.double().exp()
     number = int((weights.cumsum(0) - weights < top_p * weights.sum()).sum())
     assert cut == expected[number - 1]
+
+
+@pytest.mark.parametrize("num_ids", [300, 4_096])
+@pytest.mark.parametrize("filters", [(), ([3], [0.5], [1.0])], ids=["plain", "filtered"])
+def test_a_temperature_that_is_no_number_fails_its_row_alone(
+    filters: tuple[list[float], ...], num_ids: int
+) -> None:
+    ops, rows = BACKEND.load(), torch.arange(5)
+    logits = torch.randn(5, num_ids, generator=torch.Generator().manual_seed(6))
+    temperature = torch.tensor([float("inf"), 0.5, float("nan"), -1.0, 0.0])
+    asked = Distribution(temperature, *(torch.tensor(one * 5) for one in filters))
+    is_bad = [True, False, True, True, False]
+    ids, logprobs = cast(Sample, ops["sample"])(logits, asked, Draw(rows, rows, rows))
+    expected = select("sample", dtype=torch.float32)(logits, asked, Draw(rows, rows, rows))
+    assert (ids == -1).tolist() == logprobs.isnan().tolist() == is_bad
+    assert torch.equal(ids, expected[0])
+    given = cast(TokenLogprobs, ops["token_logprobs"])(logits, rows, distribution=asked)
+    assert given.isnan().tolist() == is_bad
+    _, top = cast(TopLogprobs, ops["top_logprobs"])(logits, 2, distribution=asked)
+    assert top.isnan().any(dim=1).tolist() == is_bad
+    partials = cast(LogitsPartials, ops["logits_partials"])(logits, temperature_R=temperature)
+    assert partials[:, 0].isnan().tolist() == is_bad
+    whole = cast(CombinePartials, ops["combine_partials"])(
+        torch.ones(2, 5, 3, dtype=torch.float64), temperature_R=temperature
+    )
+    assert whole[:, 0].isnan().tolist() == is_bad
+
+
+@pytest.mark.parametrize(("top_k", "top_p", "min_p"), [(0, 0.5, NAN), (3, NAN, 0.1), (0, NAN, NAN)])
+def test_a_filter_that_is_no_number_fails_its_row_alone_unless_it_is_greedy(
+    top_k: int, top_p: float, min_p: float
+) -> None:
+    rows, num_ids = torch.arange(4), 5_000
+    logits = torch.randn(4, num_ids, generator=torch.Generator().manual_seed(7))
+    asked = Distribution(
+        torch.tensor([0.7, 1.0, 0.0, 1.0]),
+        torch.full((4,), top_k),
+        torch.tensor([top_p, 0.9, top_p, top_p]),
+        torch.tensor([min_p, 0.0, min_p, min_p]),
+    )
+    is_bad = [True, False, False, True]
+    call = logits, asked, Draw(rows, rows, rows)
+    ids, logprobs = cast(Sample, BACKEND.load()["sample"])(*call)
+    expected = select("sample", dtype=torch.float32)(*call)
+    assert (ids == -1).tolist() == logprobs.isnan().tolist() == is_bad
+    assert torch.equal(ids, expected[0])
+    given = cast(TokenLogprobs, BACKEND.load()["token_logprobs"])(logits, rows, distribution=asked)
+    assert given.isnan().tolist() == is_bad
 
 
 def test_a_row_that_fills_a_region_is_read_again() -> None:

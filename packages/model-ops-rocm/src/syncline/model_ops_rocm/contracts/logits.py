@@ -9,7 +9,8 @@ sum, and a backend from itself not at all.
 A logprob is float64 and never 0.0. The likeliest id's comes from what the others hold, so that it
 is exact where it is all but certain; it is at most SURE_LOGPROB.
 A row whose logits are no numbers (a NaN or +inf among them, or nothing but -inf), or whose
-temperature is negative or NaN, gets the id -1 and the logprob NaN: an error that the device sees.
+temperature is negative, infinite or NaN, or, unless it is greedy, whose top_p or min_p is NaN, gets
+the id -1 and the logprob NaN: an error that the device sees.
 No op here reads a value on the host. Vectors with an entry per row are contiguous.
 """
 

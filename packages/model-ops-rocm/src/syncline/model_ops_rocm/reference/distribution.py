@@ -48,6 +48,7 @@ def rows_of(
         if distribution.is_filtered:
             kept_RV = is_kept(gaps_RV, distribution) | is_greedy_R[:, None]
             gaps_RV = torch.where(kept_RV, gaps_RV, NEG_INF)
+            is_bad_R |= _has_nan(distribution) & ~is_greedy_R
         best_R, others_R = best_and_others(gaps_RV)
         best_R = best_R + vocabulary.first_id
         mass_SR = 1.0 + others_R[None, :]
@@ -70,7 +71,8 @@ def divisors(
         temperature_R = x_RV.new_ones(x_RV.shape[0])
     is_greedy_R = temperature_R == 0.0
     divisor_R = temperature_R.to(torch.float64).masked_fill(is_greedy_R, 1.0)
-    return divisor_R, is_greedy_R, ~(temperature_R >= 0.0)
+    is_bad_R = ~((temperature_R >= 0.0) & (temperature_R < float("inf")))
+    return divisor_R, is_greedy_R, is_bad_R
 
 
 def best_and_others(gaps_RV: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -97,6 +99,12 @@ def combined(
     is_nan_R = largest_R.isnan() | others_R.isnan()
     whole_RP = torch.stack((largest_R, others_R, best_R), dim=1)
     return torch.where(is_nan_R[:, None], whole_RP.new_tensor([NAN, NAN, -1.0]), whole_RP), mass_SR
+
+
+def _has_nan(distribution: Distribution) -> torch.Tensor:
+    """Whether a row's top_p or min_p is no number; bool [R], or a scalar where there are none."""
+    given = [one.isnan() for one in (distribution.top_p_R, distribution.min_p_R) if one is not None]
+    return torch.stack(given).any(dim=0) if given else torch.tensor(False)
 
 
 def is_kept(gaps_RV: torch.Tensor, distribution: Distribution) -> torch.Tensor:

@@ -72,7 +72,8 @@ def _probabilities(logits_RNV: Tensor, temperature_R: Tensor) -> Tensor:
     gaps_RNV = x_RNV - x_RNV.amax(dim=2, keepdim=True)
     p_RNV = (gaps_RNV / temperature_R11.masked_fill(is_greedy_R11, 1.0)).softmax(dim=2)
     best_RNV = torch.zeros_like(p_RNV).scatter_(2, x_RNV.argmax(dim=2, keepdim=True), 1.0)
-    is_bad_RN1 = p_RNV.sum(dim=2, keepdim=True).isnan() | ~(temperature_R11 >= 0.0)
+    is_number_R11 = (temperature_R11 >= 0.0) & (temperature_R11 < float("inf"))
+    is_bad_RN1 = p_RNV.sum(dim=2, keepdim=True).isnan() | ~is_number_R11
     p_RNV = torch.where(is_greedy_R11, best_RNV, p_RNV)
     return p_RNV.masked_fill(is_bad_RN1, float("nan"))
 

@@ -243,7 +243,7 @@ def summary(
 def is_good(largest, others, given):
     """Whether a row is numbers, and its temperature one."""
     is_finite = (largest > NEG_INF) & (largest < float("inf"))
-    return is_finite & (others < float("inf")) & (given >= 0.0)
+    return is_finite & (others < float("inf")) & (given >= 0.0) & (given < float("inf"))
 
 
 @triton.jit

@@ -230,14 +230,18 @@ def bracket_kernel(
     TILE: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
-    """Leaves each row's `low`: NaN to search the row itself, +inf where its cut is known."""
+    """Leaves each row's `low`: NaN to search the row itself, +inf where its cut is known.
+
+    The cut of a row that fails is NaN.
+    """
     await_inputs(OVERLAP)
     row = tl.program_id(0)
     temperature, top_k, top_p, min_p, is_filtered = asked_of(
         row, temperature_ptr, marks_ptr, top_k_ptr, top_p_ptr, min_p_ptr, num_real,
         HAS_TEMPERATURE, HAS_MARKS, HAS_TOP_K, HAS_TOP_P, HAS_MIN_P,
     )  # fmt: skip
-    tl.store(cuts_ptr + row, NEG_INF)
+    is_bad = ((top_p != top_p) | (min_p != min_p)) & (temperature != 0.0)
+    tl.store(cuts_ptr + row, tl.where(is_bad, float("nan"), NEG_INF))
     tl.store(lows_ptr + row, INF)
     if is_filtered == 0:
         return

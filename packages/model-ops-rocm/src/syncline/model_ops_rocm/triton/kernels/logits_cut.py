@@ -77,13 +77,18 @@ def asked_of(
     HAS_TOP_P: tl.constexpr,
     HAS_MIN_P: tl.constexpr,
 ):
-    """A row's temperature, top_k (0: off), top_p and min_p, and whether it filters at all."""
+    """A row's temperature, top_k (0: off), top_p and min_p, and whether it filters at all.
+
+    A row whose top_p or min_p is NaN does not: it is failed.
+    """
     temperature = load_or(temperature_ptr + row, 1.0, HAS_TEMPERATURE)
     top_k = load_or(top_k_ptr + row, 0, HAS_TOP_K).to(tl.int64)
     top_k = tl.where((top_k > 0) & (top_k < num_real), top_k, 0)
     top_p = load_or(top_p_ptr + row, 1.0, HAS_TOP_P)
     min_p = load_or(min_p_ptr + row, 0.0, HAS_MIN_P)
-    filters = ((top_k > 0) | (top_p < 1.0) | (min_p > 0.0)) & (temperature > 0.0)
+    filters = (top_k > 0) | (top_p < 1.0) | (min_p > 0.0)
+    filters &= (temperature > 0.0) & (temperature < float("inf"))
+    filters &= (top_p == top_p) & (min_p == min_p)
     is_here = is_padding(marks_ptr + row, HAS_MARKS) == 0
     return temperature, top_k, top_p, min_p, filters & is_here
 

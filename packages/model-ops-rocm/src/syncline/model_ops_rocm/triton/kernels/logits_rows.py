@@ -69,6 +69,7 @@ def row_of(
     cut, quotas = tl.full((), NEG_INF, tl.float32), tl.full((TILE_SLOTS,), 0, tl.int32)
     if IS_FILTERED:
         cut = tl.load(cuts_ptr + row)
+        given = tl.where(cut == cut, given, float("nan"))
         quotas, sums = load_kept(
             ties_ptr, quotas_ptr, cut, row, num_tiles, maxima, sums, scale, TILE_SLOTS
         )

@@ -204,7 +204,7 @@ def accept_kernel(  # noqa: PLR0915 reason: one row's way along its drafts
 
     accepted = tl.where(count > 0, 0, -1).to(tl.int64)
     most = tl.minimum(count - 1, NUM_DRAFTS)
-    goes_on = (most > 0) & (given >= 0.0)
+    goes_on = (most > 0) & (given >= 0.0) & (given < float("inf"))
     while goes_on:
         draft = tl.load(drafts_ptr + accepted * drafts_last).to(tl.int64)
         goes_on = draft >= 0
