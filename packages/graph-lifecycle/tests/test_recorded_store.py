@@ -176,6 +176,23 @@ def test_inputs_are_copied_so_the_callers_tensors_may_change_or_go(step: TinySte
     assert out["y"].eq(8).all()
 
 
+def test_packed_fp4_is_recorded_in_the_deterministic_mode_of_pytorch() -> None:
+    """Which fills what it allocates, and cannot fill packed fp4."""
+    codes = torch.arange(12, dtype=torch.uint8).view(3, 4)
+    store = RecordedStore()
+
+    def turned(inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return {"out": inputs["codes"].view(torch.uint8) + 1}
+
+    torch.use_deterministic_algorithms(True)
+    try:
+        store.capture("g", turned, {"codes": codes.view(torch.float4_e2m1fn_x2)})
+        again = {"codes": (codes + 5).view(torch.float4_e2m1fn_x2)}
+        assert torch.equal(store.replay("g", again)["out"], codes + 6)
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
 def test_views_inplace_ops_and_several_results_are_replayed() -> None:
     state = torch.zeros(6)
 

@@ -4,8 +4,10 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch._subclasses.fake_tensor import FakeTensorMode
 
-from syncline.model_ops_rocm.checks import is_same_view, require_apart
+from syncline.model_ops_rocm.checks import require_apart
+from syncline.model_ops_rocm.memory import has_own_places, is_same_view, share_bytes
 
 BUFFER = torch.zeros(4_096)
 
@@ -17,6 +19,15 @@ def refused(one: torch.Tensor, other: torch.Tensor) -> bool:
         assert str(error) == "op: out must be apart from x, got tensors that share bytes"
         return True
     return False
+
+
+def twice(one: torch.Tensor) -> bool:
+    """Whether some element of it is another one too."""
+    sizes = zip(one.shape, one.stride(), strict=True)
+    places = [0]
+    for size, step in sizes:
+        places = [place + index * step for place in places for index in range(size)]
+    return len(set(places)) < len(places)
 
 
 def share_elements(one: torch.Tensor, other: torch.Tensor) -> bool:
@@ -35,8 +46,13 @@ def views(draw: st.DrawFn) -> torch.Tensor:
 
 @given(one=views(), other=views())
 def test_what_shares_an_element_is_refused(one: torch.Tensor, other: torch.Tensor) -> None:
-    assert refused(one, other) or not share_elements(one, other)
-    assert refused(one, other) == refused(other, one)
+    assert share_bytes(one, other) == share_bytes(other, one) == share_elements(one, other)
+    assert has_own_places(one) != twice(one)
+    if has_own_places(one):
+        assert refused(one, other) == share_elements(one, other)
+    else:
+        with pytest.raises(ValueError, match="must have a place of its own for each element"):
+            require_apart("op", {"out": one}, {})
 
 
 @given(data=st.data())
@@ -68,3 +84,19 @@ def test_the_same_view() -> None:
     assert is_same_view(x, x[:])
     others = (x[1:], x.T, x.view(torch.int32), x.clone(), x.view(4, 3))
     assert not any(is_same_view(x, other) for other in others)
+    # What a dimension of one entry steps over is nowhere.
+    wide = torch.zeros(3, 16)[:, :8]
+    assert is_same_view(wide[0:1], wide[0].unsqueeze(0))
+
+
+def test_what_has_no_memory_of_its_own_is_apart_from_everything() -> None:
+    with FakeTensorMode():
+        x, out = torch.zeros(3, 4), torch.zeros(3, 4)
+        require_apart("op", {"out": out}, {"x": x})
+    x, out = torch.zeros(3, 4), torch.zeros(3, 4)
+
+    def both(x: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+        require_apart("op", {"out": out}, {"x": x})
+        return x + out
+
+    assert torch.equal(torch.func.functionalize(both)(x, out), x)

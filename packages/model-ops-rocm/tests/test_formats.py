@@ -23,8 +23,17 @@ from syncline.model_ops_rocm import (
     checksum_stored,
     checksum_tensor,
     full_region,
+    select,
 )
-from syncline.model_ops_rocm.quant import per_token_fp8_decode, per_token_fp8_encode
+from syncline.model_ops_rocm.quant import (
+    CodeType,
+    E8m0Mode,
+    Granularity,
+    ScaleType,
+    per_token_fp8_decode,
+    per_token_fp8_encode,
+)
+from syncline.model_ops_rocm.testing.stored import encode_whole
 
 SHAPE = (48, 96)
 FORMATS = tuple(
@@ -295,3 +304,29 @@ def test_checksums_see_shape_dtype_and_name_and_take_views() -> None:
     assert checksum_tensor(torch.zeros(0)) == checksum_tensor(torch.zeros(0))
     with pytest.raises(ValueError, match=r"checksum: tensor must have storage"):
         checksum_tensor(x.to("meta"))
+
+
+def test_packed_fp4_is_stored_and_read_in_the_deterministic_mode_of_pytorch() -> None:
+    """Which fills what it allocates, and cannot fill packed fp4."""
+    fp4 = Quantised(
+        granularity=Granularity.BLOCK_1X32,
+        code=CodeType.E2M1,
+        scale=ScaleType.E8M0,
+        e8m0_mode=E8m0Mode.ROUND_UP,
+    )
+    x = torch.linspace(-3, 3, 32 * 64).view(32, 64)
+    for layout in (RowMajor(), Shuffle16x16()):
+        storage = StorageFormat(recipe=fp4, layout=layout)
+        stored = encode_whole(storage, x)
+        expected = storage.decode(stored), checksum_stored(stored)
+        linear = select("linear_quantised", dtype=torch.float32)
+        product = linear(x, stored["weight"], stored["weight_scale"], storage=storage)
+        torch.use_deterministic_algorithms(True)
+        try:
+            again = encode_whole(storage, x)
+            found = storage.decode(again), checksum_stored(again)
+            other = linear(x, again["weight"], again["weight_scale"], storage=storage)
+        finally:
+            torch.use_deterministic_algorithms(False)
+        assert torch.equal(found[0], expected[0]) and found[1] == expected[1]
+        assert torch.equal(product, other)

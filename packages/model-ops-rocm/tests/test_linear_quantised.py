@@ -90,7 +90,10 @@ def test_a_shuffled_and_padded_weight_gives_the_same_numbers(recipe: Quantised) 
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize(("width", "depth"), [(33, 96), (130, 257)])
+# Of few columns, and of depths beside a multiple of 32, a library sums by a row's place.
+@pytest.mark.parametrize(
+    ("width", "depth"), [(33, 96), (130, 257), (7, 33), (2, 31), (5, 65), (8, 127), (10, 33)]
+)
 def test_a_row_is_its_own_whatever_shares_the_batch(
     width: int, depth: int, dtype: torch.dtype
 ) -> None:
@@ -121,6 +124,15 @@ def test_a_row_is_its_own_whatever_shares_the_batch(
     order = torch.randperm(70, generator=torch.Generator().manual_seed(3))
     for part, one in zip(product(x[order]), whole, strict=True):
         assert torch.equal(part, one[order])
+
+
+def test_a_product_over_nothing_is_the_bias_with_and_without_the_flag() -> None:
+    linear: Linear = select("linear", dtype=torch.float32)
+    for x in (torch.zeros(2, 0), torch.zeros(0, 2, 0), torch.zeros(0, 3)):
+        weight, bias = torch.zeros(4, x.shape[-1]), randn(4)
+        for flag in (False, True):
+            got = linear(x, weight, bias, layout=RowMajor(), batch_invariant=flag)
+            assert torch.equal(got, bias.expand(*x.shape[:-1], 4))
 
 
 def test_linear_says_which_layouts_it_reads_and_needs_no_workspace() -> None:

@@ -53,8 +53,8 @@ def some_call(
     top_k: int = 3,
     dtype: torch.dtype = F32,
     intermediate: int = 16,
+    hidden: int = 32,
 ) -> dict[str, Any]:
-    hidden = 32
     return {
         "x_TH": randn(num_tokens, hidden, dtype=dtype),
         "w13": randn(num_experts, 2 * intermediate, hidden, dtype=dtype, seed=1),
@@ -167,9 +167,12 @@ def test_experts_are_what_a_loop_makes_of_them(dtype: torch.dtype, batch_invaria
     assert result.dtype == dtype
 
 
+@pytest.mark.parametrize("sizes", [{}, {"intermediate": 4, "hidden": 33}, {"hidden": 8}], ids=str)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_a_token_has_the_same_bits_in_every_batch_if_that_is_asked_for(dtype: torch.dtype) -> None:
-    call = some_call(45, dtype=dtype)
+def test_a_token_has_the_same_bits_in_every_batch_if_that_is_asked_for(
+    dtype: torch.dtype, sizes: dict[str, int]
+) -> None:
+    call = some_call(45, dtype=dtype, **sizes)
     rows = ("x_TH", "weights_TK", "ids_TK")
     whole = experts(**call, batch_invariant=True)
     for start, stop in ((0, 1), (44, 45), (3, 20), (10, 42)):

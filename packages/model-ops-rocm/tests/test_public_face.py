@@ -89,6 +89,7 @@ AGREED = [
     "WeightLayout",
     "ZeroRule",
     "available",
+    "backend_for",
     "checksum_logical",
     "checksum_stored",
     "checksum_tensor",

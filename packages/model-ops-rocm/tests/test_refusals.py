@@ -69,7 +69,7 @@ def test_what_is_wrong_is_refused_by_op_argument_and_limit(case: Case) -> None:
                 assert f"{case.op}: jobs[{wrong.path[0]}]: " in refusal, f"{wrong}: {refusal}"
             assert ", got " in rest or " got " in refusal, f"{wrong}: {refusal}"
             assert subject.split(":")[0] in (case.op, "AttentionMetadata", "AmaxPartial") or (
-                refusal.startswith(("layout ", "storage format "))
+                refusal.startswith(("layout ", "storage format ", "region "))
             ), f"{wrong}: {refusal}"
 
 

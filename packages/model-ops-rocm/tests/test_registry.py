@@ -11,6 +11,7 @@ from syncline.model_ops_rocm import (
     BackendUnavailableError,
     NoImplementationError,
     available,
+    backend_for,
     prepare,
     select,
 )
@@ -71,6 +72,31 @@ def test_an_architecture_or_a_dtype_that_nobody_has_is_refused_for_every_op() ->
         ) as none:
             select(op, dtype=torch.float64)
         assert any(existing.startswith("torch on cpu") for existing in none.value.existing)
+
+
+def test_a_backend_is_named_by_what_it_can_do_here() -> None:
+    for op in OPS:
+        assert backend_for(op, arch="cpu", dtype=torch.float32) == "torch"
+    # In the order that is asked for, of what is installed and fits the machine.
+    on_a_gpu = available(op="linear", arch="sm_90", dtype=torch.bfloat16)
+    able = [one.backend for one in on_a_gpu if one.why_not is None]
+    for preferred in (("aiter", "triton", "torch"), ("torch", "triton"), able[::-1]):
+        name = backend_for("linear", arch="sm_90", dtype=torch.bfloat16, preferred=preferred)
+        assert name == next(backend for backend in preferred if backend in able)
+
+
+def test_where_no_preferred_backend_can_do_it_each_reason_is_given() -> None:
+    message = (
+        r"backend 'aiter' has no linear for arch 'cpu' and .*; for linear there is: aiter, but "
+    )
+    with pytest.raises(NoImplementationError, match=message):
+        backend_for("linear", arch="cpu", dtype=torch.float32, preferred=("aiter",))
+    with pytest.raises(
+        ValueError, match=r"^preferred must be one of torch, triton, aiter, got 'tr"
+    ):
+        backend_for("linear", arch="cpu", dtype=torch.float32, preferred=("trition",))
+    with pytest.raises(ValueError, match=r"^op must be one of .*, got 'liner'"):
+        backend_for("liner", arch="cpu", dtype=torch.float32)
 
 
 def test_the_listing_can_be_narrowed() -> None:

@@ -72,7 +72,7 @@ def test_what_a_device_cannot_report_reads_nothing_and_shows(kernels: Ops) -> No
 
 def test_bad_arguments_are_refused_as_the_reference_refuses_them(kernels: Ops) -> None:
     x, weight, cache = torch.zeros(3, 8), torch.zeros(8), torch.zeros(5, 2, 4, 8)
-    k, slots = torch.zeros(2, 2, 8), torch.tensor([0, 1])
+    k, slots, other = torch.zeros(2, 2, 8), torch.tensor([0, 1]), torch.zeros(5, 2, 4, 8)
     q, angles = torch.zeros(2, 4, 8), torch.zeros(4, 8)
     calls: list[tuple[str, tuple[object, ...], dict[str, object]]] = [
         ("rms_norm", (x, torch.zeros(4), 1e-6), {}),
@@ -93,13 +93,13 @@ def test_bad_arguments_are_refused_as_the_reference_refuses_them(kernels: Ops) -
         ("embedding", (slots, x), {"first_id": -1}),
         ("embedding", (slots, x), {"out": x}),
         ("gather_rows", (weight, slots), {}),
-        ("kv_write", (k, k[:1], cache, cache, slots), {}),
-        ("kv_write", (k.half(), k, cache, cache, slots), {}),
-        ("kv_write", (k, k, cache, cache, slots[:1]), {}),
+        ("kv_write", (k, k[:1], cache, other, slots), {}),
+        ("kv_write", (k.half(), k, cache, other, slots), {}),
+        ("kv_write", (k, k, cache, other, slots[:1]), {}),
         ("kv_write", (k, k, cache, cache.transpose(2, 3), slots), {}),
-        ("kv_copy_blocks", (cache, cache, ((0, 5),)), {}),
-        ("kv_copy_blocks", (cache, cache, ((0, 1), (2, 1))), {}),
-        ("kv_copy_blocks", (cache, cache, slots), {}),
+        ("kv_copy_blocks", (cache, other, ((0, 5),)), {}),
+        ("kv_copy_blocks", (cache, other, ((0, 1), (2, 1))), {}),
+        ("kv_copy_blocks", (cache, other, slots), {}),
     ]
     for op, args, kwargs in calls:
         reference = cast(Callable[..., object], select(op, dtype=torch.float32))
@@ -115,11 +115,9 @@ def test_what_only_this_backend_refuses_is_named(kernels: Ops) -> None:
     k, slots = torch.zeros(2, 2, 8), torch.tensor([0, 1])
     with pytest.raises(ValueError, match=r"kv_write: k_cache must be contiguous, got strides"):
         kernels["kv_write"](k, k, cache[::2], cache[::2], slots)
-    with pytest.raises(ValueError, match=r"kv_copy_blocks: workspace must be contiguous uint8"):
-        kernels["kv_copy_blocks"](cache, cache, torch.tensor([[0, 1]]))
     with pytest.raises(ValueError, match=r"workspace .* at least 512 entries, got torch.uint8"):
         small = torch.zeros(511, dtype=torch.uint8)
-        kernels["kv_copy_blocks"](cache, cache, torch.tensor([[0, 1]]), workspace=small)
+        kernels["kv_copy_blocks"](cache, cache.clone(), torch.tensor([[0, 1]]), workspace=small)
     with pytest.raises(ValueError, match=r"rms_norm: x must have a last dimension up to 32768"):
         kernels["rms_norm"](torch.zeros(1, 32_769), torch.zeros(32_769), 1e-6)
     with pytest.raises(ValueError, match=r"rms_norm: x must have leading dimensions that one str"):

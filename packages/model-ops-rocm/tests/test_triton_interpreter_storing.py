@@ -203,9 +203,10 @@ def test_what_this_backend_cannot_take_is_refused_before_a_byte_is_stored(ops: O
     tensor = StorageFormat(recipe=recipe(Granularity.TENSOR))
     per_tensor = EncodeJob.whole(tensor, allocate(tensor, (4, 32)), x)
     with pytest.raises(ValueError, match=r"encode: workspace must be contiguous uint8 with at le"):
-        encode(per_tensor, nonfinite=flag())
+        encode(per_tensor, nonfinite=flag(), workspace=workspace()[:3])
     with pytest.raises(ValueError, match=r"workspace must be contiguous uint8 with at least 512"):
-        grouped([job, job], nonfinite=flag(), workspace=workspace()[:511])
+        other = replace(job, out=allocate(storage, (4, 32)))
+        grouped([job, other], nonfinite=flag(), workspace=workspace()[:511])
     with pytest.raises(ValueError, match=r"encode_grouped: workspace must start at a multiple of"):
         grouped([job], nonfinite=flag(), workspace=workspace()[1:])
     with pytest.raises(

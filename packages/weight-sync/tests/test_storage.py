@@ -160,6 +160,36 @@ def test_packed_fp4_is_staged_in_the_deterministic_mode_of_pytorch() -> None:
         torch.use_deterministic_algorithms(False)
 
 
+class WholeBytes(RawBytes):
+    """Likewise, of the whole slot at once: pieces wait for one another."""
+
+    def region_is_encodable(self, shape: tuple[int, ...], region: Region) -> bool:
+        return all(bounds == (0, size) for bounds, size in zip(region, shape, strict=True))
+
+    def encode_into(
+        self, out: Mapping[str, torch.Tensor], source: torch.Tensor, region: Region
+    ) -> None:
+        super().encode_into(out, source.view(torch.uint8), region)
+
+
+@both_modes
+@pytest.mark.parametrize("is_deterministic", [False, True])
+def test_pieces_of_packed_fp4_wait_for_one_another(is_deterministic: bool, mode: Mode) -> None:
+    fp4 = torch.float4_e2m1fn_x2
+    storage = {"weight": torch.zeros(4, 3, dtype=torch.uint8).view(fp4)}
+    slot = WeightSlot(name="w", logical_shape=(4, 3), encoder=WholeBytes(fp4), storage=storage)
+    torch.use_deterministic_algorithms(is_deterministic)
+    try:
+        update = Update.begin(NameTable([slot]), 1, guard=RecordingGuard(), mode=mode)
+        for start in (0, 2):
+            piece = torch.full((2, 3), 7 + start, dtype=torch.uint8).view(fp4)
+            update.put("w", piece, ((start, start + 2), (0, 3)))
+        update.commit()
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert stored_bytes(slot)["weight"] == b"\7" * 6 + b"\11" * 6
+
+
 @both_modes
 def test_strided_storage_is_written_in_place(mode: Mode) -> None:
     arena = torch.full((4, 6), -1.0)

@@ -94,7 +94,13 @@ from syncline.model_ops_rocm.quant import (
 )
 from syncline.model_ops_rocm.reference.philox import PURPOSE_SAMPLE, uniforms
 from syncline.model_ops_rocm.regions import Region, full_region
-from syncline.model_ops_rocm.registry import Availability, available, prepare, select
+from syncline.model_ops_rocm.registry import (
+    Availability,
+    available,
+    backend_for,
+    prepare,
+    select,
+)
 
 __all__ = [
     "KNOWN_ARCHS",
@@ -177,6 +183,7 @@ __all__ = [
     "WeightLayout",
     "ZeroRule",
     "available",
+    "backend_for",
     "checksum_logical",
     "checksum_stored",
     "checksum_tensor",

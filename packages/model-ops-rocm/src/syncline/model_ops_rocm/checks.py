@@ -5,9 +5,11 @@ Cheap on purpose: a few attribute reads per call, no look at a tensor's values.
 
 import math
 from collections.abc import Mapping
-from typing import NoReturn, TypeGuard
+from typing import NoReturn
 
 import torch
+
+from syncline.model_ops_rocm.memory import first_shared, has_own_places
 
 FLOAT_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 INDEX_DTYPES = (torch.int64, torch.int32)
@@ -88,11 +90,13 @@ def require_pairs(op: str, pairs: torch.Tensor) -> None:
     require_contiguous(op, "pairs", pairs)
 
 
-def require_workspace(op: str, workspace: torch.Tensor | None, num_bytes: int) -> torch.Tensor:
-    """The workspace, which has at least `num_bytes`."""
-    limit = f"be contiguous uint8 with at least {num_bytes} entries"
+def workspace_of(
+    op: str, workspace: torch.Tensor | None, num_bytes: int, device: torch.device
+) -> torch.Tensor:
+    """The workspace, which has at least `num_bytes`, or new memory."""
     if workspace is None:
-        refuse(op, "workspace", limit, None)
+        return torch.empty(num_bytes, dtype=torch.uint8, device=device)
+    limit = f"be contiguous uint8 with at least {num_bytes} entries"
     if (
         workspace.dtype is not torch.uint8
         or workspace.ndim != 1
@@ -121,8 +125,6 @@ def require_out(
 ) -> None:
     require_shape(op, "out", out, shape)
     require_dtype(op, "out", out, dtype)
-    if any(size > 1 and not step for size, step in zip(out.shape, out.stride(), strict=True)):
-        refuse(op, "out", "have a place of its own for each element", f"strides {out.stride()}")
 
 
 def require_apart(
@@ -130,70 +132,13 @@ def require_apart(
     results: Mapping[str, torch.Tensor | None],
     inputs: Mapping[str, torch.Tensor | None],
 ) -> None:
-    """No result has a byte of an input, nor of another result: both would be read after a write.
-
-    Views that take turns in the rows of one buffer are apart, as q, k and v of one product are.
-    """
-    written = [(name, _extent(tensor), tensor) for name, tensor in results.items() if _has(tensor)]
-    if not written:
+    """No result has a byte of an input, of another result, or of itself once more."""
+    if torch.compiler.is_compiling():  # by PyTorch, which traces no address
         return
-    others = [(name, _extent(tensor), tensor) for name, tensor in inputs.items() if _has(tensor)]
-    for index, (name, (start, end), tensor) in enumerate(written):
-        for other_name, (other_start, other_end), other in (*written[:index], *others):
-            if start < other_end and other_start < end and not _take_turns(tensor, other):
-                refuse(op, name, f"be apart from {other_name}", "tensors that share bytes")
-
-
-def _has(tensor: torch.Tensor | None) -> TypeGuard[torch.Tensor]:
-    return tensor is not None and not tensor.is_meta and tensor.numel() != 0
-
-
-def _address(tensor: torch.Tensor) -> int:
-    # Not the tensor's `data_ptr`: a step that is recorded refuses whoever asks for that.
-    return tensor.untyped_storage().data_ptr() + int(tensor.storage_offset()) * tensor.itemsize
-
-
-def _extent(tensor: torch.Tensor) -> tuple[int, int]:
-    """The address of the first byte and the one after the last."""
-    start = _address(tensor)
-    if tensor.is_contiguous():
-        return start, start + tensor.numel() * tensor.itemsize
-    last = sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
-    return start, start + (last + 1) * tensor.itemsize
-
-
-def _take_turns(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether both have rows at the same distance, and bytes of a row that the other has not."""
-    rows, other_rows = _rows(one), _rows(other)
-    if rows is None or other_rows is None or rows[1] != other_rows[1]:
-        return False
-    width, distance = rows
-    other_width, _ = other_rows
-    ahead = (_address(other) - _address(one)) % distance
-    return width <= ahead and ahead + other_width <= distance
-
-
-def _rows(tensor: torch.Tensor) -> tuple[int, int] | None:
-    """Bytes of a row, and from one row to the next; None if it does not consist of such rows."""
-    width = 1
-    for dim in reversed(range(tensor.ndim)):
-        size, step = tensor.shape[dim], tensor.stride(dim)
-        if size == 1 or step == width:
-            width *= size
-            continue
-        # Whatever is before counts rows, one after the other.
-        if step <= 0:
-            return None
-        distance = step
-        for outer in reversed(range(dim + 1)):
-            if tensor.shape[outer] != 1 and tensor.stride(outer) != step:
-                return None
-            step *= tensor.shape[outer]
-        return width * tensor.itemsize, distance * tensor.itemsize
-    return None
-
-
-def is_same_view(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether both are the same elements of the same memory, of one dtype, in the same order."""
-    shapes = (one.dtype, one.shape, one.stride()), (other.dtype, other.shape, other.stride())
-    return shapes[0] == shapes[1] and _address(one) == _address(other)
+    for name, result in results.items():
+        if result is not None and not has_own_places(result):
+            limit = "have a place of its own for each element"
+            refuse(op, name, limit, f"strides {result.stride()}")
+    found = first_shared(results, inputs)
+    if found is not None:
+        refuse(op, found[0], f"be apart from {found[1]}", "tensors that share bytes")

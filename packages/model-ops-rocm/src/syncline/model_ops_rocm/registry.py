@@ -5,6 +5,7 @@ backend is first selected, never to list what is available.
 """
 
 from collections.abc import Iterable, Mapping
+from collections.abc import Sequence as SequenceABC
 from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Final, Literal, overload
@@ -88,6 +89,8 @@ OPS: Final[dict[str, type]] = {
     "combine_partials": CombinePartials,
 }
 BACKENDS: Final[dict[str, Backend]] = {backend.name: backend for backend in (TORCH, TRITON, AITER)}
+# From the one that was measured to the one that is right everywhere.
+PREFERRED: Final = ("triton", "aiter", "torch")
 # What each backend that was selected has loaded.
 LOADED: Final[dict[str, Mapping[str, object]]] = {}
 
@@ -266,6 +269,31 @@ def select(op: str, *, backend: str = "torch", arch: str = "cpu", dtype: torch.d
     raise NoImplementationError(
         op=op, backend=backend, arch=arch, dtype=dtype, existing=_existing(op)
     )
+
+
+def backend_for(
+    op: str,
+    *,
+    arch: str,
+    dtype: torch.dtype,
+    preferred: SequenceABC[str] = PREFERRED,
+) -> str:
+    """The first of the `preferred` backends that can do `op` here and now, to be selected by name.
+
+    By what is declared and installed: a library that is broken is not passed over, but refused by
+    `select`. Raises ValueError for a name that does not exist, and NoImplementationError with each
+    backend's reason if there is none.
+    """
+    _require_name("op", op, list(OPS))
+    reasons = []
+    for backend in preferred:
+        _require_name("preferred", backend, list(BACKENDS))
+        why = _why_not(op, backend, arch, dtype)
+        if why is None:
+            return backend
+        reasons.append(f"{backend}, but {why}")
+    listed = ", ".join(preferred)
+    raise NoImplementationError(op=op, backend=listed, arch=arch, dtype=dtype, existing=reasons)
 
 
 def prepare(

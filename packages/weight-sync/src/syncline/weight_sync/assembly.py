@@ -24,6 +24,7 @@ from syncline.weight_sync.regions import (
     slices,
 )
 from syncline.weight_sync.slots import WeightSlot
+from syncline.weight_sync.tensors import in_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -114,7 +115,7 @@ class Assembly:
         if intake.ready and self._kept:
             self._kept = [piece for piece in self._kept if not self._emitted.covers(piece.region)]
         self._kept.extend(
-            Piece(region=piece.region, tensor=piece.tensor.clone())
+            Piece(region=piece.region, tensor=_clone(piece.tensor))
             for piece in intake.kept
             if not self._emitted.covers(piece.region)
         )
@@ -147,10 +148,15 @@ def _gathered(name: str, region: Region, kept: Iterable[Piece]) -> Piece:
         if (common := intersection(piece.region, region)) is not None
     ]
     first = parts[0].tensor
-    whole = torch.empty(extents(region), dtype=first.dtype, device=first.device)
+    bytes_of_first = in_bytes(first)
+    whole = torch.empty(extents(region), dtype=bytes_of_first.dtype, device=first.device)
     for part in parts:
         if part.tensor.dtype != first.dtype:
             wanted = f"{first.dtype}, as the other parts of one scale domain"
             raise DtypeMismatchError(name, wanted, part.tensor.dtype)
-        whole[slices(relative(part.region, region))].copy_(part.tensor)
-    return Piece(region=region, tensor=whole)
+        whole[slices(relative(part.region, region))].copy_(in_bytes(part.tensor))
+    return Piece(region=region, tensor=whole.view(first.dtype))
+
+
+def _clone(tensor: torch.Tensor) -> torch.Tensor:
+    return in_bytes(tensor).clone().view(tensor.dtype)

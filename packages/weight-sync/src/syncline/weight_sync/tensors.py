@@ -73,16 +73,19 @@ def non_finite_in(tensor: torch.Tensor, stored: Iterable[torch.dtype]) -> torch.
 
 def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
     """A 1-d uint8 tensor of the same bytes: a view of a contiguous tensor, else a copy."""
-    return _in_bytes(tensor.detach()).contiguous().reshape(-1).view(torch.uint8)
+    return in_bytes(tensor.detach()).contiguous().reshape(-1).view(torch.uint8)
 
 
 def empty_twin(tensor: torch.Tensor) -> torch.Tensor:
     """New storage for what `tensor` is: its shape, strides, dtype and device."""
-    return torch.empty_like(_in_bytes(tensor)).view(tensor.dtype)
+    return torch.empty_like(in_bytes(tensor)).view(tensor.dtype)
 
 
-def _in_bytes(tensor: torch.Tensor) -> torch.Tensor:
-    # In its deterministic mode PyTorch fills what it allocates, and cannot fill packed fp4.
+def in_bytes(tensor: torch.Tensor) -> torch.Tensor:
+    """As uint8 where elements are bytes: for what not every dtype can, to copy and to clone.
+
+    In its deterministic mode PyTorch fills what it allocates, and cannot fill packed fp4.
+    """
     return tensor.view(torch.uint8) if tensor.itemsize == 1 else tensor
 
 

@@ -152,7 +152,9 @@ def _require_tensors(outputs: Mapping[str, object]) -> None:
 
 
 def _contiguous_clone(tensor: Tensor) -> Tensor:
-    return tensor.detach().clone(memory_format=torch.contiguous_format)
+    # In its deterministic mode PyTorch fills what it allocates, and cannot fill packed fp4.
+    held = tensor.detach().view(torch.uint8) if tensor.itemsize == 1 else tensor.detach()
+    return held.clone(memory_format=torch.contiguous_format).view(tensor.dtype)
 
 
 def _require_mapped(key: GraphKey, recording: _Recording) -> None:

@@ -21,6 +21,15 @@ from syncline.model_ops_rocm.checks import (
 from syncline.model_ops_rocm.contracts.decoding import DecodeInputs, DecodeState, Rejection
 
 ADVANCE = "advance"
+# What `advance` reads alone, of the values that it writes to.
+_READ = (
+    "out.query_start_loc",
+    "out.rows",
+    "state.min_num_tokens",
+    "state.max_num_tokens",
+    "state.stop_ids",
+    "state.block_tables",
+)
 VERIFY = "verify_drafts"
 
 
@@ -109,7 +118,14 @@ def _check_state(state: DecodeState) -> int:
     return num_rows
 
 
-def _tensors(value: DecodeState | DecodeInputs) -> Iterator[tuple[str, str, torch.Tensor]]:
+def _named(rejection: Rejection) -> Iterator[tuple[str, torch.Tensor]]:
+    for name, _, tensor in _tensors(rejection):
+        yield f"rejection.{name}", tensor
+
+
+def _tensors(
+    value: DecodeState | DecodeInputs | Rejection,
+) -> Iterator[tuple[str, str, torch.Tensor]]:
     """Name, shape letters and tensor of each field that is there."""
     for field in fields(value):
         tensor = getattr(value, field.name)
@@ -120,9 +136,9 @@ def _tensors(value: DecodeState | DecodeInputs) -> Iterator[tuple[str, str, torc
 
 def _check_apart(state: DecodeState, out: DecodeInputs, **given: torch.Tensor | None) -> None:
     found = {f"out.{name}": tensor for name, _, tensor in _tensors(out)}
-    read = {name: found.pop(name, None) for name in ("out.query_start_loc", "out.rows")}
-    kept = {f"state.{name}": tensor for name, _, tensor in _tensors(state)}
-    require_apart(ADVANCE, found, given | read | kept)
+    found |= {f"state.{name}": tensor for name, _, tensor in _tensors(state)}
+    read = {name: found.pop(name, None) for name in _READ}
+    require_apart(ADVANCE, found, given | read)
 
 
 def _check_inputs(out: DecodeInputs, num_rows: int, num_queries: int) -> None:
@@ -172,7 +188,10 @@ def check_verify(
         require_matrix(VERIFY, "out[0]", out[0], (num_rows, num_queries))
         require_index(VERIFY, "out[1]", out[1], num_rows)
         require_contiguous(VERIFY, "out[1]", out[1])
-        inputs = {"drafts": drafts_RK, "target": target, "query_start_loc": query_start_loc_R1}
+        inputs = {} if rejection is None else dict(_named(rejection))
+        inputs |= {"drafts": drafts_RK, "target": target}
+        if query_start_loc_R1 is not None:
+            inputs["query_start_loc"] = query_start_loc_R1
         require_apart(VERIFY, {"out[0]": out[0], "out[1]": out[1]}, inputs)
 
 

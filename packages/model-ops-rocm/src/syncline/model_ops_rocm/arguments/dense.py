@@ -5,6 +5,7 @@ value on the device is. Knows no backend.
 """
 
 from collections.abc import Sequence as SequenceABC
+from numbers import Integral
 
 import torch
 
@@ -138,6 +139,12 @@ def check_caches(op: str, k_cache: torch.Tensor, v_cache: torch.Tensor) -> None:
     require_shape(op, "v_cache", v_cache, k_cache.shape)
 
 
+def require_no_scales(op: str, kv_scales: object) -> None:
+    """What a call without a layout says: a layout would say what they mean."""
+    if kv_scales is not None:
+        refuse(op, "kv_scales", "be None without a layout", repr(kv_scales))
+
+
 def check_kv_write(
     k_TKH: torch.Tensor,
     v_TKH: torch.Tensor,
@@ -162,13 +169,22 @@ def check_kv_apart(
     kv_scales: KVScales | None,
     layout: KVLayout | None,
 ) -> None:
-    scales = dict(zip(("k_scale", "v_scale"), kv_scales or (), strict=False))
+    if layout is None:
+        require_no_scales(KV_WRITE, kv_scales)
+    scales = {} if kv_scales is None else dict(zip(("k_scale", "v_scale"), kv_scales, strict=True))
     written = dict(zip(("k_cache", "v_cache"), caches, strict=True))
     read = {"k": k_TKH, "v": v_TKH, "slot_mapping": slot_mapping}
     if layout is not None and layout.scale is KVScale.TOKEN:
         require_apart(KV_WRITE, written | scales, read)
     else:
         require_apart(KV_WRITE, written, read | scales)
+
+
+def check_copies_apart(
+    k_cache: torch.Tensor, v_cache: torch.Tensor, pairs: torch.Tensor | None
+) -> None:
+    """A cache that is both would be copied twice, the second time from what the first left."""
+    require_apart(KV_COPY, {"k_cache": k_cache, "v_cache": v_cache}, {"pairs": pairs})
 
 
 def check_host_pairs(num_blocks: int, pairs: SequenceABC[tuple[int, int]]) -> None:
@@ -185,7 +201,14 @@ def check_host_pairs(num_blocks: int, pairs: SequenceABC[tuple[int, int]]) -> No
 def _are_ids(pair: object, num_blocks: int) -> bool:
     if not isinstance(pair, SequenceABC) or len(pair) != 2:
         return False
-    return all(is_whole(one) and 0 <= one < num_blocks for one in pair)
+    return all(_is_id(one, num_blocks) for one in pair)
+
+
+def _is_id(value: object, num_blocks: int) -> bool:
+    """Of NumPy too; a truth value is none."""
+    if isinstance(value, bool) or not isinstance(value, Integral):
+        return False
+    return 0 <= int(value) < num_blocks
 
 
 def _check_rows(

@@ -26,6 +26,7 @@ from syncline.model_ops_rocm.contracts.dense import NormStyle
 from syncline.model_ops_rocm.formats.quantised import Quantised
 from syncline.model_ops_rocm.kv.layout import KVLayout, KVScale
 from syncline.model_ops_rocm.kv.pool import KVPool
+from syncline.model_ops_rocm.memory import address_of
 from syncline.model_ops_rocm.quant.scheme import (
     SCALE_DTYPES,
     CodeType,
@@ -76,34 +77,34 @@ def check_encoded(
     op: str,
     recipe: Quantised,
     shape: SequenceABC[int],
-    scale: torch.Tensor | None,
-    out: tuple[torch.Tensor, torch.Tensor] | None,
+    given: tuple[torch.Tensor | None, tuple[torch.Tensor, torch.Tensor] | None],
+    nonfinite: torch.Tensor | None,
+    *,
+    residual: torch.Tensor | None = None,
     **inputs: torch.Tensor | None,
 ) -> None:
-    """The result of quantising `shape`, if the caller has it already; apart from the `inputs`."""
+    """What is written, `given` being scale and out: of quantising `shape`, and all beside it."""
     if not shape or shape[-1] < 1:
         refuse(op, "x", "have a last dimension of at least 1", list(shape))
-    if out is None:
-        return
-    require_tensors(op, "out", out)
-    codes, scales = out
-    require_shape(op, "out[0]", codes, tuple(shape))
-    require_dtype(op, "out[0]", codes, recipe.dtype)
-    if scale is not None:
-        if scales.data_ptr() != scale.data_ptr():
-            refuse(op, "out[1]", "be the given scale", "another tensor")
-        require_apart(op, {"out[0]": codes}, inputs | {"scale": scale})
-        return
-    require_shape(op, "out[1]", scales, (*shape[:-1], num_groups(recipe, shape[-1])))
-    require_dtype(op, "out[1]", scales, SCALE_DTYPES[recipe.scale])
-    require_apart(op, {"out[0]": codes, "out[1]": scales}, inputs)
-
-
-def check_nonfinite(op: str, nonfinite: torch.Tensor | None, **inputs: torch.Tensor | None) -> None:
+    scale, out = given
     if nonfinite is not None:
         require_dtype(op, "nonfinite", nonfinite, torch.int32)
         require_shape(op, "nonfinite", nonfinite, (1,))
-        require_apart(op, {"nonfinite": nonfinite}, inputs)
+    written = {"nonfinite": nonfinite, "residual": residual}
+    if out is not None:
+        require_tensors(op, "out", out)
+        codes, scales = out
+        require_shape(op, "out[0]", codes, tuple(shape))
+        require_dtype(op, "out[0]", codes, recipe.dtype)
+        written["out[0]"] = codes
+        if scale is None:
+            wanted = (*shape[:-1], num_groups(recipe, shape[-1]))
+            require_shape(op, "out[1]", scales, wanted)
+            require_dtype(op, "out[1]", scales, SCALE_DTYPES[recipe.scale])
+            written["out[1]"] = scales
+        elif address_of(scales) != address_of(scale):
+            refuse(op, "out[1]", "be the given scale", "another tensor")
+    require_apart(op, written, inputs | {"scale": scale})
 
 
 def check_quantise(
@@ -116,8 +117,7 @@ def check_quantise(
 ) -> None:
     require_float(QUANTISE, "x", x_TK)
     check_recipe(QUANTISE, recipe, scale)
-    check_encoded(QUANTISE, recipe, x_TK.shape, scale, out, x=x_TK, nonfinite=nonfinite)
-    check_nonfinite(QUANTISE, nonfinite, x=x_TK)
+    check_encoded(QUANTISE, recipe, x_TK.shape, (scale, out), nonfinite, x=x_TK)
 
 
 def check_heads(

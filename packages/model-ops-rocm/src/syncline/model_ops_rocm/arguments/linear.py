@@ -33,7 +33,7 @@ LINEAR_QUANTISED: Final = "linear_quantised"
 
 def require_weight_layout(op: str, layout: object) -> None:
     """Any class that has what a layout has: a name that stands for one has not."""
-    if not hasattr(layout, "describe"):
+    if isinstance(layout, type) or not hasattr(layout, "apply_into"):
         refuse(op, "layout", "be of a class that is a WeightLayout", repr(layout))
 
 

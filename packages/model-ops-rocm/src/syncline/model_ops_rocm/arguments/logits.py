@@ -26,6 +26,7 @@ TOP_LOGPROBS = "top_logprobs"
 LOGITS_PARTIALS = "logits_partials"
 COMBINE_PARTIALS = "combine_partials"
 NUM_PARTIALS = 3
+Inputs = Mapping[str, torch.Tensor | None]
 
 
 def check_logits(op: str, logits_RV: torch.Tensor, vocabulary: Vocabulary) -> int:
@@ -88,6 +89,18 @@ def check_distribution(
         refuse(op, "distribution", "have no filter for a shard of the vocabulary", "one")
 
 
+def inputs_of(
+    logits_RV: torch.Tensor,
+    distribution: Distribution,
+    vocabulary: Vocabulary,
+    **others: torch.Tensor,
+) -> Inputs:
+    """What no result may share a byte with."""
+    named = {name.removesuffix("_R"): one for name, one in distribution._asdict().items()}
+    whole = {"logits": logits_RV, "vocabulary.partials": vocabulary.partials_SRP}
+    return {**others, **named, **whole}
+
+
 def check_draw(op: str, draw: Draw, num_rows: int) -> None:
     require_kind(op, "draw", draw, Draw)
     check_indices(op, "seeds", draw.seeds_R, num_rows)
@@ -100,7 +113,7 @@ def check_pair_out(
     op: str,
     out: tuple[torch.Tensor, torch.Tensor] | None,
     shape: tuple[int, ...],
-    inputs: Mapping[str, torch.Tensor | None],
+    inputs: Inputs,
 ) -> None:
     """Ids and logprobs to write, contiguous."""
     if out is None:
@@ -115,9 +128,7 @@ def check_pair_out(
     require_apart(op, {"out[0]": out[0], "out[1]": out[1]}, inputs)
 
 
-def check_out(
-    op: str, out: torch.Tensor | None, shape: tuple[int, ...], **inputs: torch.Tensor
-) -> None:
+def check_out(op: str, out: torch.Tensor | None, shape: tuple[int, ...], inputs: Inputs) -> None:
     """float64 to write, contiguous."""
     if out is not None:
         require_out(op, out, shape, torch.float64)

@@ -5,7 +5,6 @@ import torch
 from syncline.model_ops_rocm.arguments.logits import check_floats, check_indices, check_shard
 from syncline.model_ops_rocm.checks import (
     INDEX_DTYPES,
-    is_same_view,
     refuse,
     require_apart,
     require_contiguous,
@@ -17,6 +16,7 @@ from syncline.model_ops_rocm.checks import (
 )
 from syncline.model_ops_rocm.contracts.logits import Vocabulary
 from syncline.model_ops_rocm.contracts.logits_rules import LogitsRules
+from syncline.model_ops_rocm.memory import is_same_view
 
 APPLY_RULES = "apply_logits_rules"
 COUNT_TOKENS = "count_tokens"
@@ -56,9 +56,13 @@ def check_rules(
         if out.dtype not in (logits_RV.dtype, torch.float32):
             refuse(op, "out", f"be {logits_RV.dtype} or torch.float32", out.dtype)
         is_in_place = is_same_view(out, logits_RV)
-        read = {"logits": None if is_in_place else logits_RV, "counts": rules.counts_SV}
+        read = {"logits": None if is_in_place else logits_RV, **_named(rules)}
         require_apart(op, {"out": out}, read)
     return num_real
+
+
+def _named(rules: LogitsRules) -> dict[str, torch.Tensor | None]:
+    return {name.rpartition("_")[0]: tensor for name, tensor in rules._asdict().items()}
 
 
 def check_counts(op: str, counts_SV: torch.Tensor) -> None:
@@ -74,6 +78,8 @@ def check_count_tokens(
     require_index(COUNT_TOKENS, "token_ids", token_ids_T, None)
     check_indices(COUNT_TOKENS, "rows", rows_T, token_ids_T.shape[0])
     require_contiguous(COUNT_TOKENS, "token_ids", token_ids_T)
+    read = {"token_ids": token_ids_T, "rows": rows_T}
+    require_apart(COUNT_TOKENS, {"counts": counts_SV}, read)
 
 
 def _check_forbidden(rules: LogitsRules, num_rows: int) -> None:

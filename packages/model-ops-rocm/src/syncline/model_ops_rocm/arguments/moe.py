@@ -79,7 +79,10 @@ def check_moe_route(
         require_tensors(MOE_ROUTE, "out", out)
         _require_pairs(MOE_ROUTE, "out[0]", out[0], torch.float32, (num_tokens, top_k))
         _require_pairs(MOE_ROUTE, "out[1]", out[1], torch.int32, (num_tokens, top_k))
-        require_apart(MOE_ROUTE, {"out[0]": out[0], "out[1]": out[1]}, {"logits": logits_TE})
+        names = ("expert_map.replicas", "expert_map.num_replicas")
+        read = dict(zip(names, expert_map or (), strict=False))
+        written = {"out[0]": out[0], "out[1]": out[1]}
+        require_apart(MOE_ROUTE, written, {**read, "logits": logits_TE, "positions": positions_T})
 
 
 def _check_map(expert_map: ExpertMap, num_experts: int, positions_T: torch.Tensor | None) -> None:

@@ -20,8 +20,9 @@ def check_jobs(jobs: SequenceABC[EncodeJob]) -> None:
     """A sequence of jobs, each of its class."""
     if not isinstance(jobs, SequenceABC):
         refuse(ENCODE_GROUPED, "jobs", "be a sequence of EncodeJob", repr(jobs))
-    for index, job in enumerate(jobs):
-        require_kind(ENCODE_GROUPED, f"jobs[{index}]", job, EncodeJob)
+    if not all(isinstance(job, EncodeJob) for job in jobs):
+        for index, job in enumerate(jobs):
+            require_kind(ENCODE_GROUPED, f"jobs[{index}]", job, EncodeJob)
 
 
 def check_amax(storage_format: StorageFormat, partial: AmaxPartial) -> None:

@@ -10,7 +10,8 @@ device; strides are free unless a contract says contiguous; `out`, where there i
 result's shape and dtype, shares no byte with an input or another result, and is returned. A bad
 argument is a ValueError naming op, argument, value and limit. An op that needs memory of its own
 has a `workspace_bytes`, which says how much for the largest shapes, and takes a `workspace`; the
-others need none, given `out`.
+others need none, given `out`. Without a `workspace`, as without `out`, memory is taken anew from
+PyTorch's allocator by each call, which a step that is recorded must not do.
 An op with `counters_size` takes `counters` as well, int32 and contiguous, by which parts of a
 result are merged in the launch that computes them, to the same bits: zero before the first call,
 left zero by each, and not shared by calls that may overlap. A result of counters that were not zero

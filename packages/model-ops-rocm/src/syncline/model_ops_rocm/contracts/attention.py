@@ -233,8 +233,8 @@ class PagedAttention(Protocol):
         A row's result depends on the rows it shares a step with by rounding at most; with
         `batch_invariant` not at all, nor on how its tokens were divided over steps.
 
-        `workspace` is uint8 of at least `workspace_bytes`; None allocates, which a recorded step
-        must not do. Without `counters`, parts of a row's KV are merged by a launch more.
+        `workspace` is uint8 of at least `workspace_bytes`. Without `counters`, parts of a row's KV
+        are merged by a launch more.
         """
         ...
 

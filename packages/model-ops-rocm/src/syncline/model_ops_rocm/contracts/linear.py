@@ -48,8 +48,8 @@ class Linear(Protocol):
         read as row-major gives wrong numbers, which no op can notice.
         Sums in float32 or better, one rounding to x's dtype; the order of the sum is the backend's,
         and may depend on the number of rows. With `batch_invariant` it does not: the bits of a row
-        are the same whatever other rows there are. Without `workspace`, memory that is needed is
-        allocated, as it is without `out`; without `counters`, parts of sums take a second launch.
+        are the same whatever other rows there are. Without `counters`, parts of sums take a second
+        launch.
         """
         ...
 

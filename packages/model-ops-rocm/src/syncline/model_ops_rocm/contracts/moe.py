@@ -193,7 +193,6 @@ class MoeExperts(Protocol):
         Without it nothing but weights is quantised.
 
         `batch_invariant`: a token's result has the same bits whatever else is in the step.
-        `workspace` uint8, at least `workspace_bytes(w13, k, T, x's dtype)`, aligned to 16 bytes; if
-        None, it is allocated.
+        `workspace` uint8, at least `workspace_bytes(w13, k, T, x's dtype)`, aligned to 16 bytes.
         """
         ...

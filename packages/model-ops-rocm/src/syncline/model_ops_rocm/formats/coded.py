@@ -34,6 +34,9 @@ class CodedSource:
                 f" codes of {list(self.weight.codes.shape)}, got {list(self.weight.scale.shape)}"
             )
 
+    def tensors(self) -> dict[str, torch.Tensor]:
+        return {"source codes": self.weight.codes, "source scale": self.weight.scale}
+
     @property
     def shape(self) -> torch.Size:
         return self.weight.codes.shape

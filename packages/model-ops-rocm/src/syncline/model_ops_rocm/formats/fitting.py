@@ -11,6 +11,7 @@ import torch
 from syncline.model_ops_rocm.errors import FormatError
 from syncline.model_ops_rocm.formats.coded import CodedSource
 from syncline.model_ops_rocm.formats.recipes import TensorSpec
+from syncline.model_ops_rocm.memory import first_shared
 from syncline.model_ops_rocm.regions import Region, check_region, region_shape
 
 _SOURCE_DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
@@ -51,16 +52,34 @@ def check_flag(who: Who, nonfinite: torch.Tensor | None, *, allows_meta: bool) -
 
 
 def check_scales(who: Who, wanted: TensorSpec, scales: torch.Tensor, *, allows_meta: bool) -> None:
-    if (
-        tuple(scales.shape) != wanted.shape
-        or scales.dtype != wanted.dtype
-        or (scales.is_meta and not allows_meta)
-    ):
+    if scales.is_meta and not allows_meta:
+        refuse(who, "scales with storage", "a meta tensor")
+    if tuple(scales.shape) != wanted.shape or scales.dtype != wanted.dtype:
         refuse(
             who,
             f"scales of {wanted.dtype} {list(wanted.shape)}",
             f"{scales.dtype} {list(scales.shape)}",
         )
+
+
+def tensors_of(
+    source: torch.Tensor | CodedSource, scales: torch.Tensor | None
+) -> dict[str, torch.Tensor]:
+    """What is read, by its names in refusals."""
+    read = source.tensors() if isinstance(source, CodedSource) else {"source": source}
+    return read if scales is None else read | {"scales": scales}
+
+
+def check_apart(
+    who: Who,
+    written: Mapping[str, torch.Tensor | None],
+    source: torch.Tensor | CodedSource,
+    scales: torch.Tensor | None = None,
+) -> None:
+    """FormatError if storing would change what is still to be read, or is stored already."""
+    found = first_shared(written, tensors_of(source, scales))
+    if found is not None:
+        refuse(who, f"{found[0]} apart from {found[1]}", "tensors that share bytes")
 
 
 def check_stored(

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import torch
 
 from syncline.model_ops_rocm.formats.coded import CodedSource
+from syncline.model_ops_rocm.formats.fitting import check_apart
 from syncline.model_ops_rocm.formats.storage_format import StorageFormat
 from syncline.model_ops_rocm.regions import Region, full_region
 
@@ -45,3 +46,8 @@ class EncodeJob:
             nonfinite=nonfinite,
             allows_meta=allows_meta,
         )
+
+    def check_apart(self, nonfinite: torch.Tensor | None) -> None:
+        """Likewise: FormatError for tensors that share bytes."""
+        written = {**self.out, "nonfinite": nonfinite}
+        check_apart(self.storage_format.describe, written, self.source, self.scales)

@@ -14,6 +14,7 @@ import torch
 
 from syncline.model_ops_rocm.formats.coded import CodedSource
 from syncline.model_ops_rocm.formats.fitting import (
+    check_apart,
     check_flag,
     check_scales,
     check_source,
@@ -175,6 +176,7 @@ class StorageFormat:
             encode_by(backend, EncodeJob(self, out, source, region, scales), nonfinite)
             return
         logical_shape = self.check_encode(out, source, region, scales=scales, nonfinite=nonfinite)
+        check_apart(self.describe, {**out, "nonfinite": nonfinite}, source, scales)
         if region_numel(region) == 0:
             return
         encoded = self._encode(source, region, logical_shape, scales)
@@ -250,6 +252,7 @@ class StorageFormat:
             self._refuse(f"maxima on a grid of {list(grid)}", list(partial.bits.shape))
         shape = partial.logical_shape
         check_source(self.describe, source, region, shape, allows_meta=allows_meta)
+        check_apart(self.describe, {"bits": partial.bits, "counts": partial.counts}, source)
 
     def amax_into(
         self, partial: AmaxPartial, source: torch.Tensor | CodedSource, region: Region

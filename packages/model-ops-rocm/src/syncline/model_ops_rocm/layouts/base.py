@@ -6,6 +6,7 @@ from typing import Protocol
 import torch
 
 from syncline.model_ops_rocm.errors import LayoutError
+from syncline.model_ops_rocm.memory import share_bytes
 from syncline.model_ops_rocm.regions import Region, check_region, region_shape
 
 # Permuting moves bits, so it runs on integers: no NaN payload can change on the way, and types
@@ -100,12 +101,7 @@ def check_storage(layout: WeightLayout, *tensors: torch.Tensor) -> None:
 
 def check_apart(layout: WeightLayout, out: torch.Tensor, source: torch.Tensor) -> None:
     """A permutation reads what it would have overwritten, if they share bytes."""
-    if out.numel() == 0 or source.numel() == 0 or out.device != source.device:
-        return
-    last = sum((size - 1) * step for size, step in zip(source.shape, source.stride(), strict=True))
-    source_end = source.data_ptr() + (last + 1) * source.itemsize
-    out_end = out.data_ptr() + out.numel() * out.itemsize
-    if out.data_ptr() < source_end and source.data_ptr() < out_end:
+    if share_bytes(out, source):
         raise refuse(layout, "a source apart from out", "tensors that share bytes")
 
 

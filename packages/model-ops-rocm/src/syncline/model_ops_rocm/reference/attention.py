@@ -19,6 +19,7 @@ from syncline.model_ops_rocm.arguments.attention import (
     check_paged_attention,
     pool_of,
 )
+from syncline.model_ops_rocm.arguments.dense import require_no_scales
 from syncline.model_ops_rocm.checks import refuse
 from syncline.model_ops_rocm.contracts.attention import AttentionMetadata, KVScales
 from syncline.model_ops_rocm.kv.layout import KVLayout, KVOrder
@@ -109,6 +110,7 @@ class TorchPagedAttention:
             lse_TN=lse_TN,
         )
         if layout is None:
+            require_no_scales(PAGED_ATTENTION, kv_scales)
             check_caches(PAGED_ATTENTION, k_cache, v_cache)
             pool = _pool_by_index(tuple(k_cache.shape), k_cache.dtype, keys_are_d_major(k_cache))
         else:

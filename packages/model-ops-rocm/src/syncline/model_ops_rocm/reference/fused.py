@@ -16,7 +16,6 @@ from syncline.model_ops_rocm.arguments.fused import (
     check_encoded,
     check_heads,
     check_heads_apart,
-    check_nonfinite,
     check_quantise,
     check_recipe,
     check_rotated,
@@ -70,17 +69,11 @@ def rms_norm_quant(  # noqa: PLR0913 - the contract's keywords
     )
     check_recipe(RMS_NORM_QUANT, recipe, scale)
     check_encoded(
-        RMS_NORM_QUANT,
-        recipe,
-        x_TH.shape,
-        scale,
-        out,
+        *(RMS_NORM_QUANT, recipe, x_TH.shape, (scale, out), nonfinite),
+        residual=residual_TH,
         x=x_TH,
         weight=weight_H,
-        residual=residual_TH,
-        nonfinite=nonfinite,
     )
-    check_nonfinite(RMS_NORM_QUANT, nonfinite, x=x_TH, residual=residual_TH)
     normed = rms_norm(x_TH, weight_H, eps, residual_TH=residual_TH, style=style)
     return _quantised(normed, recipe, scale, out, nonfinite)
 
@@ -96,8 +89,7 @@ def silu_and_mul_quant(
     """See `contracts.SiluAndMulQuant`."""
     shape = check_silu_and_mul(x_T2I, out=None, op=SILU_AND_MUL_QUANT)
     check_recipe(SILU_AND_MUL_QUANT, recipe, scale)
-    check_encoded(SILU_AND_MUL_QUANT, recipe, shape, scale, out, x=x_T2I, nonfinite=nonfinite)
-    check_nonfinite(SILU_AND_MUL_QUANT, nonfinite, x=x_T2I)
+    check_encoded(SILU_AND_MUL_QUANT, recipe, shape, (scale, out), nonfinite, x=x_T2I)
     return _quantised(silu_and_mul(x_T2I), recipe, scale, out, nonfinite)
 
 

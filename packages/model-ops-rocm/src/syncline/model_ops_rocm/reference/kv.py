@@ -10,6 +10,7 @@ from syncline.model_ops_rocm.arguments.attention import check_copied, check_layo
 from syncline.model_ops_rocm.arguments.dense import (
     KV_COPY,
     KV_WRITE,
+    check_copies_apart,
     check_host_pairs,
     check_kv_apart,
     check_kv_write,
@@ -132,6 +133,7 @@ class TorchKVCopyBlocks:
             check_copied(k_cache, v_cache)
         else:
             check_caches(KV_COPY, k_cache, v_cache)
+        check_copies_apart(k_cache, v_cache, pairs if isinstance(pairs, torch.Tensor) else None)
         if isinstance(pairs, torch.Tensor):
             require_pairs(KV_COPY, pairs)
             pairs = [(int(one), int(other)) for one, other in pairs.tolist()]

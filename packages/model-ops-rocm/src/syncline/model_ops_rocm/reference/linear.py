@@ -12,7 +12,7 @@ import torch.nn.functional as F
 
 from syncline.model_ops_rocm.arguments.linear import LINEAR, check_linear, require_weight_layout
 from syncline.model_ops_rocm.layouts import RowMajor, Shuffle16x16, WeightLayout
-from syncline.model_ops_rocm.reference.tiles import linear_in_tiles
+from syncline.model_ops_rocm.reference.row_by_row import linear_row_by_row
 
 _ROW_MAJOR: Final = RowMajor()
 LAYOUTS: Final[tuple[WeightLayout, ...]] = (_ROW_MAJOR, Shuffle16x16())
@@ -49,6 +49,6 @@ class TorchLinear:
         check_linear(x_TK, weight, bias, out=out)
         require_weight_layout(LINEAR, layout)
         logical = weight if layout == _ROW_MAJOR else layout.inverse(weight, shape=weight.shape)
-        multiply = linear_in_tiles if batch_invariant else F.linear
+        multiply = linear_row_by_row if batch_invariant else F.linear
         result = multiply(x_TK, logical, bias)
         return result if out is None else out.copy_(result)

@@ -20,7 +20,7 @@ from syncline.model_ops_rocm.formats.recipes import WEIGHT, WEIGHT_SCALE
 from syncline.model_ops_rocm.formats.storage_format import StorageFormat
 from syncline.model_ops_rocm.layouts.base import WeightLayout
 from syncline.model_ops_rocm.reference.linear import LAYOUTS
-from syncline.model_ops_rocm.reference.tiles import linear_in_tiles
+from syncline.model_ops_rocm.reference.row_by_row import linear_row_by_row
 
 
 class TorchLinearQuantised:
@@ -74,6 +74,6 @@ class TorchLinearQuantised:
             weight_scale=weight_scale,
         )
         decoded = storage.decode({WEIGHT: weight, WEIGHT_SCALE: weight_scale})
-        multiply = linear_in_tiles if batch_invariant else F.linear
+        multiply = linear_row_by_row if batch_invariant else F.linear
         result = multiply(x, decoded, None if bias is None else bias.float()).to(dtype)
         return result if out is None else out.copy_(result)

@@ -22,6 +22,7 @@ from syncline.model_ops_rocm.arguments.logits import (
     check_pair_out,
     check_partials,
     check_shard,
+    inputs_of,
 )
 from syncline.model_ops_rocm.checks import require_kind
 from syncline.model_ops_rocm.contracts.logits import (
@@ -74,7 +75,7 @@ class TorchSample(_NoWorkspace):
         num_real = check_logits(SAMPLE, logits_RV, vocabulary)
         check_distribution(SAMPLE, distribution, vocabulary, num_rows)
         check_draw(SAMPLE, draw, num_rows)
-        inputs = distribution._asdict() | draw._asdict() | {"logits": logits_RV}
+        inputs = inputs_of(logits_RV, distribution, vocabulary, **draw._asdict())
         check_pair_out(SAMPLE, out, (num_rows,), inputs)
         rows = rows_of(logits_RV, distribution, vocabulary, num_real)
         u_R = uniforms(draw.seeds_R, draw.sample_index_R, draw.positions_R, PURPOSE_SAMPLE)
@@ -105,7 +106,8 @@ class TorchTokenLogprobs(_NoWorkspace):
         num_real = check_logits(TOKEN_LOGPROBS, logits_RV, vocabulary)
         check_distribution(TOKEN_LOGPROBS, distribution, vocabulary, num_rows)
         check_indices(TOKEN_LOGPROBS, "token_ids", token_ids_R, num_rows)
-        check_out(TOKEN_LOGPROBS, out, (num_rows,), logits=logits_RV, token_ids=token_ids_R)
+        inputs = inputs_of(logits_RV, distribution, vocabulary, token_ids=token_ids_R)
+        check_out(TOKEN_LOGPROBS, out, (num_rows,), inputs)
         rows = rows_of(logits_RV, distribution, vocabulary, num_real)
         columns_R = token_ids_R.to(torch.int64) - vocabulary.first_id
         is_here_R = (columns_R >= 0) & (columns_R < num_real)
@@ -138,7 +140,7 @@ class TorchTopLogprobs(_NoWorkspace):
         num_real = check_logits(TOP_LOGPROBS, logits_RV, vocabulary)
         check_num_top(logits_RV, num_top)
         check_distribution(TOP_LOGPROBS, distribution, vocabulary, num_rows)
-        inputs = distribution._asdict() | {"logits": logits_RV}
+        inputs = inputs_of(logits_RV, distribution, vocabulary)
         check_pair_out(TOP_LOGPROBS, out, (num_rows, num_top), inputs)
         rows = rows_of(logits_RV, distribution, vocabulary, num_real)
         # A stable sort, not topk: topk leaves open which of two equal logits it lists.
@@ -173,7 +175,8 @@ class TorchLogitsPartials(_NoWorkspace):
         vocabulary = vocabulary._replace(partials_SRP=None)
         num_real = check_shard(LOGITS_PARTIALS, logits_RV, vocabulary)
         check_floats(LOGITS_PARTIALS, "temperature", temperature_R, num_rows)
-        check_out(LOGITS_PARTIALS, out, (num_rows, NUM_PARTIALS), logits=logits_RV)
+        inputs = {"logits": logits_RV, "temperature": temperature_R}
+        check_out(LOGITS_PARTIALS, out, (num_rows, NUM_PARTIALS), inputs)
         x_RV = real_logits(logits_RV, num_real)
         divisor_R, _, is_bad_R = divisors(temperature_R, x_RV)
         largest_R = x_RV.amax(dim=1)
@@ -196,7 +199,8 @@ def combine_partials(
     check_partials(COMBINE_PARTIALS, "partials", partials_SRP, None)
     num_rows = partials_SRP.shape[1]
     check_floats(COMBINE_PARTIALS, "temperature", temperature_R, num_rows)
-    check_out(COMBINE_PARTIALS, out, (num_rows, NUM_PARTIALS), partials=partials_SRP)
+    inputs = {"partials": partials_SRP, "temperature": temperature_R}
+    check_out(COMBINE_PARTIALS, out, (num_rows, NUM_PARTIALS), inputs)
     divisor_R, _, is_bad_R = divisors(temperature_R, partials_SRP[0])
     whole_RP, _ = combined(partials_SRP, divisor_R)
     bad = whole_RP.new_tensor([NAN, NAN, -1.0])

@@ -22,7 +22,7 @@ from syncline.model_ops_rocm.layouts import WeightLayout
 from syncline.model_ops_rocm.reference.activation import silu_and_mul
 from syncline.model_ops_rocm.reference.fused import quantise_activation
 from syncline.model_ops_rocm.reference.moe_routing import moe_combine, require_ids
-from syncline.model_ops_rocm.reference.tiles import linear_in_tiles
+from syncline.model_ops_rocm.reference.row_by_row import linear_row_by_row
 
 
 class TorchMoeExperts:
@@ -58,7 +58,7 @@ class TorchMoeExperts:
         shapes = check_moe_experts(x_TH, (w13, w2), routing, layout, (scales, recipe), out)
         require_ids(MOE_EXPERTS, ids_TK, shapes.num_experts)
         y = x_TH.new_zeros((shapes.num_pairs, shapes.hidden))
-        project = linear_in_tiles if batch_invariant else nn_functional.linear
+        project = linear_row_by_row if batch_invariant else nn_functional.linear
         ids = ids_TK.flatten()
         source = _as_multiplied(x_TH, recipe)
         for expert in torch.unique(ids).tolist():

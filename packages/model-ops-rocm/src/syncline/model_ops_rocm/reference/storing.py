@@ -6,6 +6,7 @@ from typing import Final
 
 import torch
 
+from syncline.model_ops_rocm.arguments.jobs import faults_of_jobs
 from syncline.model_ops_rocm.arguments.storing import (
     check_amax,
     check_encode,
@@ -83,7 +84,7 @@ class TorchEncodeGrouped:
                 job.check(nonfinite=nonfinite)
             except (ValueError, OpError) as error:
                 refused.append((index, error))
-        refuse_jobs("encode_grouped", refused)
+        refuse_jobs("encode_grouped", refused or faults_of_jobs(jobs, nonfinite))
         return TorchPreparedEncode(jobs, nonfinite)
 
     def __call__(

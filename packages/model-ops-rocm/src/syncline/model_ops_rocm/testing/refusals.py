@@ -17,10 +17,15 @@ from syncline.model_ops_rocm.testing.parity import Arguments, Case, Maker, buffe
 Change = Callable[[torch.Tensor], torch.Tensor]
 Path = tuple[str | int, ...]
 # Arguments that are written, and what none of them is compared with.
-RESULTS = ("out", "lse_TN", "residual_TH")
+RESULTS = ("out", "lse_TN", "residual_TH", "nonfinite", "counts_SV", "partial", "state")
 CACHES = ("k_cache", "v_cache")
-WRITE_CACHES = ("kv_write", "qk_norm_rope_kv_write")
-READ = {"query_start_loc_R1", "rows_R"}  # what a result brings with it
+WRITE_CACHES = ("kv_write", "qk_norm_rope_kv_write", "kv_copy_blocks")
+# What a value that is written brings along, to be read.
+READ = {
+    *("query_start_loc_R1", "rows_R"),
+    *("min_num_tokens_S", "max_num_tokens_S", "stop_ids_SE", "block_tables_SM"),
+}
+IN_PLACE = {("out", ()), ("logits_RV", ())}  # in `apply_logits_rules`
 SCRATCH = ("workspace", "counters")
 
 
@@ -45,12 +50,14 @@ class WrongCall:
 
 
 def one_per_shape_of_call(cases: Iterable[Case]) -> Iterator[Case]:
-    """Of each op, the first case for each set of arguments; without rows nothing is looked at."""
+    """Of each op, the first case for each set of tensors and other arguments; none without rows."""
     seen = set()
     for case in cases:
-        names = frozenset(n for n, v in case.build(Maker(torch.float32)).items() if v is not None)
-        if (case.op, names) not in seen and not case.label.startswith(("0", "none")):
-            seen.add((case.op, names))
+        call = case.build(Maker(torch.float32))
+        names = frozenset(name for name, value in call.items() if value is not None)
+        given = frozenset(_places(call)) | names
+        if (case.op, given) not in seen and not case.label.startswith(("0", "none")):
+            seen.add((case.op, given))
             yield case
 
 
@@ -92,7 +99,12 @@ def overlaid_calls(case: Case, make: Maker) -> Iterator[tuple[str, Arguments]]:
     """Each result laid over each other tensor of the call, which are apart in the case itself."""
     places = _places(case.build(make))
     for result, other in itertools.product(places, places):
-        if result == other or not _is_written(case.op, result) or other[0] in SCRATCH:
+        if (
+            result == other
+            or {result, other} == IN_PLACE
+            or not _is_written(case.op, result)
+            or other[0] in SCRATCH
+        ):
             continue
         call = case.build(make)
         found = _places(call)
@@ -109,6 +121,8 @@ def _is_written(op: str, place: tuple[str, Path]) -> bool:
     argument, path = place
     if argument in CACHES:
         return op in WRITE_CACHES
+    if argument in ("job", "jobs"):
+        return "out" in path
     return argument in RESULTS and not READ.intersection(path)
 
 

@@ -29,7 +29,7 @@ from syncline.model_ops_rocm.arguments.attention import (
     pool_of,
     require_support,
 )
-from syncline.model_ops_rocm.checks import refuse, require_workspace
+from syncline.model_ops_rocm.checks import refuse, workspace_of
 from syncline.model_ops_rocm.contracts.attention import AttentionMetadata, KVScales
 from syncline.model_ops_rocm.kv.layout import KVLayout, KVOrder, KVScale
 from syncline.model_ops_rocm.kv.pool import KVPool
@@ -161,9 +161,6 @@ class AiterPagedAttention(AiterOp):
         if not is_flash:
             _check_assembly(self.aiter, q_TNH, pool, meta, options)
         attend = self.aiter.function("flash_attn_varlen_func" if is_flash else "pa_fwd_asm")
-        if workspace is None:
-            num_bytes = self.workspace_bytes(q_TNH, k_cache, meta)
-            workspace = torch.empty(num_bytes, dtype=torch.uint8, device=q_TNH.device)
         scratch = _scratch(q_TNH.shape[0], k_cache.shape[0], meta, workspace)
         result = to_write(out, q_TNH.shape, q_TNH)
         # Tokens that belong to no row are zero, and no kernel writes them.
@@ -278,7 +275,7 @@ def _most_queries(meta: AttentionMetadata) -> int:
 
 
 def _scratch(
-    num_tokens: int, num_blocks: int, meta: AttentionMetadata, workspace: torch.Tensor
+    num_tokens: int, num_blocks: int, meta: AttentionMetadata, workspace: torch.Tensor | None
 ) -> _Scratch:
     """Filled on the device; nothing is allocated, and nothing waits."""
     num_rows, width = meta.block_tables.shape
@@ -289,7 +286,8 @@ def _scratch(
         )
     )
     num_ints = ends[-1]
-    checked = require_workspace(PAGED_ATTENTION, workspace, num_ints * _INT + num_tokens)
+    num_bytes, device = num_ints * _INT + num_tokens, meta.seq_lens.device
+    checked = workspace_of(PAGED_ATTENTION, workspace, num_bytes, device)
     if checked.data_ptr() % 16 != 0:
         refuse(PAGED_ATTENTION, "workspace", "be aligned to 16 bytes", checked.data_ptr())
     ints = checked[: num_ints * _INT].view(torch.int32)

@@ -22,7 +22,6 @@ from syncline.model_ops_rocm.arguments.fused import (
     QUANTISE,
     RMS_NORM_QUANT,
     check_encoded,
-    check_nonfinite,
     check_quantise,
     check_recipe,
 )
@@ -110,17 +109,11 @@ class AiterRMSNormQuant(AiterOp):
         )
         check_recipe(RMS_NORM_QUANT, recipe, scale)
         check_encoded(
-            RMS_NORM_QUANT,
-            recipe,
-            x_TH.shape,
-            scale,
-            out,
+            *(RMS_NORM_QUANT, recipe, x_TH.shape, (scale, out), nonfinite),
+            residual=residual_TH,
             x=x_TH,
             weight=weight_H,
-            residual=residual_TH,
-            nonfinite=nonfinite,
         )
-        check_nonfinite(RMS_NORM_QUANT, nonfinite, x=x_TH, residual=residual_TH)
         require_halves(RMS_NORM_QUANT, "x", x_TH)
         if style is NormStyle.ROUND_THEN_WEIGHT:
             refuse(RMS_NORM_QUANT, "style", "round once, after the weight, for AITER", style)

@@ -6,7 +6,6 @@ from syncline.model_ops_rocm.arguments.dense import SILU_AND_MUL, check_silu_and
 from syncline.model_ops_rocm.arguments.fused import (
     SILU_AND_MUL_QUANT,
     check_encoded,
-    check_nonfinite,
     check_recipe,
 )
 from syncline.model_ops_rocm.formats.quantised import Quantised
@@ -57,8 +56,7 @@ def silu_and_mul_quant(
     op = SILU_AND_MUL_QUANT
     shape = check_silu_and_mul(x_T2I, out=None, op=op)
     check_recipe(op, recipe, scale)
-    check_encoded(op, recipe, shape, scale, out, x=x_T2I, nonfinite=nonfinite)
-    check_nonfinite(op, nonfinite, x=x_T2I)
+    check_encoded(op, recipe, shape, (scale, out), nonfinite, x=x_T2I)
     into = destination_of(shape, x_T2I, recipe, scale, out, nonfinite)
     require_reachable(op, x=x_T2I, codes=into.codes, scales=into.scales, nonfinite=nonfinite)
     x, strides = rows_of(op, "x", x_T2I), into.strides(op)

@@ -18,7 +18,7 @@ from syncline.model_ops_rocm.arguments.attention import (
     pool_of,
     require_support,
 )
-from syncline.model_ops_rocm.arguments.dense import check_caches
+from syncline.model_ops_rocm.arguments.dense import check_caches, require_no_scales
 from syncline.model_ops_rocm.checks import require_counters
 from syncline.model_ops_rocm.contracts.attention import AttentionMetadata, KVScales
 from syncline.model_ops_rocm.kv.layout import KVLayout, KVOrder
@@ -121,6 +121,7 @@ class TritonPagedAttention:
         counters: torch.Tensor | None = None,
     ) -> torch.Tensor:
         if layout is None:
+            require_no_scales(PAGED_ATTENTION, kv_scales)
             check_caches(PAGED_ATTENTION, k_cache, v_cache)
             layout = plain_layout(k_cache)
         pool = pool_of(PAGED_ATTENTION, k_cache, v_cache, layout, kv_scales)

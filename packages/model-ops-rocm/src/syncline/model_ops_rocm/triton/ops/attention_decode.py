@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 import torch
 
 from syncline.model_ops_rocm.arguments.attention import PAGED_ATTENTION
-from syncline.model_ops_rocm.checks import require_counters, require_workspace
+from syncline.model_ops_rocm.checks import require_counters, workspace_of
 from syncline.model_ops_rocm.contracts.attention import AttentionMetadata
 from syncline.model_ops_rocm.triton.configs.attention import WANTED_PROGRAMS
 from syncline.model_ops_rocm.triton.geometry import power_of_two
@@ -158,9 +158,8 @@ def _parts(step: Step, num_splits: int, workspace: torch.Tensor | None) -> Parts
     _, num_heads, head_dim = step.q.shape
     num_tokens = step.meta.num_decode_tokens
     num_bytes = parts_bytes(num_splits, num_tokens, num_heads, head_dim)
-    if workspace is None or LAUNCHER.is_compiling:
-        workspace = torch.empty(num_bytes, dtype=torch.uint8, device=step.q.device)
-    memory = require_workspace(PAGED_ATTENTION, workspace, num_bytes)
+    given = None if LAUNCHER.is_compiling else workspace
+    memory = workspace_of(PAGED_ATTENTION, given, num_bytes, step.q.device)
     numbers = memory[:num_bytes].view(torch.float32)
     shape = (num_tokens, num_heads, num_splits)
     cut = num_bytes // 4 * head_dim // (head_dim + 1)

@@ -10,13 +10,13 @@ from syncline.model_ops_rocm.checks import (
     refuse,
     require_contiguous,
     require_float,
-    require_workspace,
+    workspace_of,
 )
 from syncline.model_ops_rocm.formats.coded import CodedSource
 from syncline.model_ops_rocm.formats.jobs import EncodeJob
 from syncline.model_ops_rocm.formats.partials import AmaxPartial
 from syncline.model_ops_rocm.formats.quantised import Quantised
-from syncline.model_ops_rocm.formats.recipes import WEIGHT_SCALE
+from syncline.model_ops_rocm.formats.recipes import WEIGHT, WEIGHT_SCALE
 from syncline.model_ops_rocm.formats.storage_format import StorageFormat
 from syncline.model_ops_rocm.regions import Region, region_numel
 from syncline.model_ops_rocm.triton.encode_facts import Scales
@@ -56,6 +56,7 @@ class TritonEncode:
         check_encode(job)
         shape = job.check(nonfinite=nonfinite, allows_meta=LAUNCHER.is_compiling)
         check_job(ENCODE, job, nonfinite)
+        job.check_apart(nonfinite)
         mode = mode_of(job, shape)
         if mode == "keep":
             keep_codes(job, shape, nonfinite)
@@ -63,7 +64,7 @@ class TritonEncode:
         read = job.scales
         if mode == "amax":
             num_bytes = self.workspace_bytes(job.storage_format, shape)
-            staged = require_workspace(ENCODE, workspace, num_bytes)[:num_bytes]
+            staged = workspace_of(ENCODE, workspace, num_bytes, job.out[WEIGHT].device)[:num_bytes]
             require_reachable(ENCODE, workspace=staged)
             read = staged.view(torch.int32)
         if region_numel(job.region) == 0:

@@ -6,12 +6,18 @@ from typing import Final
 
 import torch
 
-from syncline.model_ops_rocm.arguments.storing import ENCODE_GROUPED, check_jobs, refuse_jobs
-from syncline.model_ops_rocm.checks import refuse, require_workspace
+from syncline.model_ops_rocm.arguments.jobs import faults_of_jobs
+from syncline.model_ops_rocm.arguments.storing import (
+    ENCODE_GROUPED,
+    check_jobs,
+    refuse_jobs,
+)
+from syncline.model_ops_rocm.checks import refuse, workspace_of
 from syncline.model_ops_rocm.errors import OpError
 from syncline.model_ops_rocm.formats.coded import CodedSource
 from syncline.model_ops_rocm.formats.jobs import EncodeJob
 from syncline.model_ops_rocm.formats.quantised import Quantised
+from syncline.model_ops_rocm.formats.recipes import WEIGHT
 from syncline.model_ops_rocm.formats.storage_format import StorageFormat
 from syncline.model_ops_rocm.regions import full_region, region_numel
 from syncline.model_ops_rocm.triton.encode_plan import scales_for
@@ -116,6 +122,27 @@ def _converted(job: EncodeJob) -> EncodeJob:
     return job
 
 
+def _table_of(
+    jobs: list[EncodeJob],
+    nonfinite: torch.Tensor | None,
+    workspace: torch.Tensor | None,
+    *,
+    may_look: bool,
+) -> JobTable:
+    """Of all jobs, in which codes may be replaced by those that are stored; ValueError else."""
+    table = JobTable(nonfinite, 0 if workspace is None else workspace.data_ptr())
+    refused: list[tuple[int, Exception]] = []
+    for index, job in enumerate(jobs):
+        try:
+            if may_look and isinstance(job.source, CodedSource):
+                job = jobs[index] = _converted(job)
+            table.add(job)
+        except (ValueError, OpError) as error:
+            refused.append((index, error))
+    refuse_jobs(ENCODE_GROUPED, refused or faults_of_jobs(jobs, nonfinite, table.bounds()))
+    return table
+
+
 def _prepared(
     jobs: SequenceABC[EncodeJob],
     nonfinite: torch.Tensor | None,
@@ -127,19 +154,19 @@ def _prepared(
     if is_on_device and torch.cuda.is_current_stream_capturing():
         refuse(ENCODE_GROUPED, "jobs", "be prepared before a graph is recorded", "a recording")
     check_jobs(jobs)
-    base = 0 if workspace is None else workspace.data_ptr()
-    table, refused, taken = JobTable(nonfinite, base), [], list(jobs)
-    for index, job in enumerate(taken):
-        try:
-            if may_look and isinstance(job.source, CodedSource):
-                job = taken[index] = _converted(job)
-            table.add(job)
-        except (ValueError, OpError) as error:
-            refused.append((index, error))
-    refuse_jobs(ENCODE_GROUPED, refused)
+    taken = list(jobs)
+    table = _table_of(taken, nonfinite, workspace, may_look=may_look)
     at = _table_at(table.num_maxima)
     num_bytes = at + ROW_BYTES * table.num_rows
-    staged = require_workspace(ENCODE_GROUPED, workspace, num_bytes)
+    if workspace is None:
+        # Where it is stands in the table, and how large it is the table says.
+        here = torch.device("cuda" if is_on_device else "cpu")
+        device = taken[0].out[WEIGHT].device if taken else here
+        memory = workspace_of(ENCODE_GROUPED, None, num_bytes + _ALIGNMENT, device)
+        workspace = memory[-memory.data_ptr() % _ALIGNMENT :]
+        table = _table_of(taken, nonfinite, workspace, may_look=False)
+    base = workspace.data_ptr()
+    staged = workspace_of(ENCODE_GROUPED, workspace, num_bytes, workspace.device)
     require_reachable(ENCODE_GROUPED, workspace=staged)
     if base % _ALIGNMENT:
         limit = f"start at a multiple of {_ALIGNMENT} bytes"

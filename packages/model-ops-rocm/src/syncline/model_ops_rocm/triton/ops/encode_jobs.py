@@ -12,12 +12,14 @@ from typing import NamedTuple
 
 import torch
 
+from syncline.model_ops_rocm.arguments.jobs import Bounds
 from syncline.model_ops_rocm.arguments.storing import ENCODE_GROUPED
 from syncline.model_ops_rocm.checks import refuse
 from syncline.model_ops_rocm.formats.coded import CodedSource
 from syncline.model_ops_rocm.formats.jobs import EncodeJob
 from syncline.model_ops_rocm.formats.recipes import WEIGHT, WEIGHT_SCALE, TensorSpec
 from syncline.model_ops_rocm.layouts.base import as_bits
+from syncline.model_ops_rocm.memory import extent_of
 from syncline.model_ops_rocm.regions import region_numel
 from syncline.model_ops_rocm.triton.configs.base import ANY_WIDTH
 from syncline.model_ops_rocm.triton.encode_facts import Scales
@@ -101,6 +103,7 @@ class _Like:
     scales: TensorSpec | None
     num_maxima: int
     rows: tuple[_Row, ...]
+    number: int  # among the likenesses
 
     def fits(self, job: EncodeJob) -> bool:
         """Whether the job's tensors are what those of the first one were."""
@@ -135,7 +138,10 @@ class JobTable:
     `base` is the address of the maxima of all jobs, which are counted in `num_maxima`.
     """
 
-    __slots__ = ("_base", "_kinds", "_like", "_nonfinite", "_numbers", "num_maxima")
+    __slots__ = (
+        *("_base", "_extents", "_kinds", "_like", "_nonfinite", "_numbers", "_sizes"),
+        "num_maxima",
+    )
 
     def __init__(self, nonfinite: torch.Tensor | None, base: int) -> None:
         self._nonfinite = nonfinite
@@ -143,6 +149,9 @@ class JobTable:
         self._kinds: dict[object, Kind] = {}
         self._like: dict[object, _Like] = {}
         self._numbers: list[Numbers] = []
+        # Of each job, what it is like and where its tensors are; of each likeness, their bytes.
+        self._extents = array("q")
+        self._sizes: list[tuple[int, int, int, int, int]] = []
         self.num_maxima = 0
 
     @property
@@ -153,6 +162,17 @@ class JobTable:
     @property
     def num_rows(self) -> int:
         return sum(kind.num_rows for kind in self._kinds.values())
+
+    def bounds(self) -> Bounds:
+        """Of every tensor that the jobs write, and that they read."""
+        if not self._extents:
+            nothing = torch.empty(0, 2, dtype=torch.int64)
+            return nothing, nothing
+        sizes = torch.tensor(self._sizes, dtype=torch.int64)
+        extents = torch.frombuffer(self._extents, dtype=torch.int64).view(-1, 1 + sizes.shape[1])
+        starts = extents[:, 1:]
+        bounds = torch.stack((starts, starts + sizes[extents[:, 0]]), dim=-1)
+        return bounds[:, :2].reshape(-1, 2), bounds[:, 2:].reshape(-1, 2)
 
     def write(self, rows: torch.Tensor) -> None:
         """Every row of the kinds in their order, int64 [num_rows, fields] on the host."""
@@ -183,6 +203,7 @@ class JobTable:
         if like is None or not like.fits(job):
             like = self._like[key] = self._first(job)
         given_at = scale_at if scales is None else scales.data_ptr()
+        self._extents.extend((like.number, *at, given_at))
         maxima_at = self._base + 4 * self.num_maxima
         self.num_maxima += like.num_maxima
         for row in like.rows:
@@ -216,7 +237,9 @@ class JobTable:
             found = self._kept(job, shape)
         else:
             found = self._encoded(job, shape, mode)
+        self._sizes.append(_sizes_of(job, values))
         return _Like(
+            number=len(self._sizes) - 1,
             spec=job.storage_format.storage_spec(shape),
             device=values.device,
             scales=scales if scales is None else _spec(scales),
@@ -328,6 +351,19 @@ class JobTable:
                 stage=stage, kernel=kernel, chosen=chosen, constants=constants, samples=samples
             )
         return self._kinds[key]
+
+
+def _sizes_of(job: EncodeJob, values: torch.Tensor) -> tuple[int, int, int, int, int]:
+    """Bytes of weight, scales, source, its scales and given scales; 0 for what there is not."""
+    scale, source, given = job.out.get(WEIGHT_SCALE), job.source, job.scales
+    start, end = extent_of(values)
+    return (
+        job.out[WEIGHT].nbytes,
+        0 if scale is None else scale.nbytes,
+        end - start,
+        source.weight.scale.nbytes if isinstance(source, CodedSource) else 0,
+        0 if given is None else given.nbytes,
+    )
 
 
 def _spec(tensor: torch.Tensor) -> TensorSpec:

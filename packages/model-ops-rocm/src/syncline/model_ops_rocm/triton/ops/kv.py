@@ -15,11 +15,12 @@ from syncline.model_ops_rocm.arguments.dense import (
     KV_COPY,
     KV_WRITE,
     check_caches,
+    check_copies_apart,
     check_host_pairs,
     check_kv_apart,
     check_kv_write,
 )
-from syncline.model_ops_rocm.checks import require_contiguous, require_pairs, require_workspace
+from syncline.model_ops_rocm.checks import require_contiguous, require_pairs, workspace_of
 from syncline.model_ops_rocm.contracts.attention import KVScales
 from syncline.model_ops_rocm.kv.layout import KVLayout
 from syncline.model_ops_rocm.kv.pool import KVPool
@@ -182,12 +183,10 @@ class TritonKVCopyBlocks:
         check_copied(k_cache, v_cache)
         if not isinstance(pairs, torch.Tensor):
             pairs = self._from_host(k_cache, pairs)
-            if workspace is None:
-                num_bytes = self.workspace_bytes(k_cache, pairs.shape[0])
-                workspace = torch.empty(num_bytes, dtype=torch.uint8, device=k_cache.device)
         require_pairs(KV_COPY, pairs)
+        check_copies_apart(k_cache, v_cache, pairs)
         num_bytes = self.workspace_bytes(k_cache, pairs.shape[0])
-        staged = require_workspace(KV_COPY, workspace, num_bytes)
+        staged = workspace_of(KV_COPY, workspace, num_bytes, k_cache.device)
         require_reachable(KV_COPY, k_cache=k_cache, v_cache=v_cache, pairs=pairs, workspace=staged)
         if num_bytes == 0:
             return

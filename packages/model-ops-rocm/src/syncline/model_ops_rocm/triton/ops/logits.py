@@ -21,6 +21,7 @@ from syncline.model_ops_rocm.arguments.logits import (
     check_pair_out,
     check_partials,
     check_shard,
+    inputs_of,
 )
 from syncline.model_ops_rocm.checks import (
     refuse,
@@ -80,7 +81,7 @@ class TritonSample(_TilesInWorkspace):
         num_real = check_logits(SAMPLE, logits_RV, vocabulary)
         check_distribution(SAMPLE, distribution, vocabulary, num_rows)
         check_draw(SAMPLE, draw, num_rows)
-        inputs = distribution._asdict() | draw._asdict() | {"logits": logits_RV}
+        inputs = inputs_of(logits_RV, distribution, vocabulary, **draw._asdict())
         check_pair_out(SAMPLE, out, (num_rows,), inputs)
         out = out or _new_pair(logits_RV, (num_rows,))
         marks_R = draw.positions_R
@@ -112,7 +113,8 @@ class TritonTokenLogprobs(_TilesInWorkspace):
         num_real = check_logits(TOKEN_LOGPROBS, logits_RV, vocabulary)
         check_distribution(TOKEN_LOGPROBS, distribution, vocabulary, num_rows)
         check_indices(TOKEN_LOGPROBS, "token_ids", token_ids_R, num_rows)
-        check_out(TOKEN_LOGPROBS, out, (num_rows,), logits=logits_RV, token_ids=token_ids_R)
+        inputs = inputs_of(logits_RV, distribution, vocabulary, token_ids=token_ids_R)
+        check_out(TOKEN_LOGPROBS, out, (num_rows,), inputs)
         if out is None:
             out = torch.empty(num_rows, dtype=torch.float64, device=logits_RV.device)
         given = Operands(logits_RV, distribution, vocabulary, num_real, token_ids_R, workspace)
@@ -148,7 +150,7 @@ class TritonTopLogprobs(_TilesInWorkspace):
         if num_top > MAX_TOP:
             refuse(TOP_LOGPROBS, "num_top", f"be at most {MAX_TOP}", num_top)
         check_distribution(TOP_LOGPROBS, distribution, vocabulary, num_rows)
-        inputs = distribution._asdict() | {"logits": logits_RV}
+        inputs = inputs_of(logits_RV, distribution, vocabulary)
         check_pair_out(TOP_LOGPROBS, out, (num_rows, num_top), inputs)
         out = out or _new_pair(logits_RV, (num_rows, num_top))
         given = Operands(logits_RV, distribution, vocabulary, num_real, None, workspace)
@@ -178,7 +180,8 @@ class TritonLogitsPartials(_TilesInWorkspace):
         vocabulary = vocabulary._replace(partials_SRP=None)
         num_real = check_shard(LOGITS_PARTIALS, logits_RV, vocabulary)
         check_floats(LOGITS_PARTIALS, "temperature", temperature_R, num_rows)
-        check_out(LOGITS_PARTIALS, out, (num_rows, NUM_PARTIALS), logits=logits_RV)
+        inputs = {"logits": logits_RV, "temperature": temperature_R}
+        check_out(LOGITS_PARTIALS, out, (num_rows, NUM_PARTIALS), inputs)
         if out is None:
             out = logits_RV.new_empty((num_rows, NUM_PARTIALS), dtype=torch.float64)
         distribution = Distribution(temperature_R)
@@ -209,7 +212,8 @@ def combine_partials(
     if num_shards > MAX_SHARDS:
         refuse(COMBINE_PARTIALS, "partials", f"have up to {MAX_SHARDS} shards", num_shards)
     check_floats(COMBINE_PARTIALS, "temperature", temperature_R, num_rows)
-    check_out(COMBINE_PARTIALS, out, (num_rows, NUM_PARTIALS), partials=partials_SRP)
+    inputs = {"partials": partials_SRP, "temperature": temperature_R}
+    check_out(COMBINE_PARTIALS, out, (num_rows, NUM_PARTIALS), inputs)
     if out is None:
         out = torch.empty_like(partials_SRP[0])
     require_reachable(COMBINE_PARTIALS, partials=partials_SRP, temperature=temperature_R, out=out)

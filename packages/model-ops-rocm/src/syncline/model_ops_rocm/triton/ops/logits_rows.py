@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 import torch
 
 from syncline.model_ops_rocm.arguments.logits import SAMPLE
-from syncline.model_ops_rocm.checks import refuse, require_workspace
+from syncline.model_ops_rocm.checks import refuse, workspace_of
 from syncline.model_ops_rocm.contracts.logits import VOCAB_TILE, Distribution, Vocabulary
 from syncline.model_ops_rocm.triton.geometry import power_of_two
 from syncline.model_ops_rocm.triton.kernels.logits import tile_stats_kernel
@@ -210,9 +210,7 @@ def begin(op: str, given: Operands, **tensors: torch.Tensor | None) -> RowPass:
         refuse(op, "vocabulary.partials", f"have up to {MAX_SHARDS} shards", shape)
     sizes = _sizes(logits_RV)
     num_bytes = _ENTRY_BYTES * sum(sizes)
-    if workspace is None:
-        workspace = torch.empty(num_bytes, dtype=torch.uint8, device=logits_RV.device)
-    require_workspace(op, workspace, num_bytes)
+    workspace = workspace_of(op, workspace, num_bytes, logits_RV.device)
     require_reachable(
         op,
         logits=logits_RV,

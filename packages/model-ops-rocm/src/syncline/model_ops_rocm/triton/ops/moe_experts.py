@@ -18,7 +18,7 @@ from syncline.model_ops_rocm.arguments.moe import (
     ExpertShapes,
     check_moe_experts,
 )
-from syncline.model_ops_rocm.checks import refuse, require_workspace
+from syncline.model_ops_rocm.checks import refuse, workspace_of
 from syncline.model_ops_rocm.formats.quantised import Quantised
 from syncline.model_ops_rocm.layouts import Shuffle16x16, WeightLayout
 from syncline.model_ops_rocm.triton.configs import CONFIGS
@@ -97,9 +97,7 @@ class TritonMoeExperts:
         shapes = check_moe_experts(x_TH, (w13, w2), routing, layout, (scales, recipe), out)
         chunk = _chunk(layout, w13)
         num_bytes = sum(bytes_of_parts(shapes, x_TH.dtype, is_fp8=scales is not None))
-        if workspace is None:
-            workspace = torch.empty(num_bytes, dtype=torch.uint8, device=x_TH.device)
-        require_workspace(MOE_EXPERTS, workspace, num_bytes)
+        workspace = workspace_of(MOE_EXPERTS, workspace, num_bytes, x_TH.device)
         if workspace.data_ptr() % _ALIGNMENT_OF_LOADS != 0:
             limit = f"be aligned to {_ALIGNMENT_OF_LOADS} bytes"
             refuse(MOE_EXPERTS, "workspace", limit, f"{workspace.data_ptr():#x}")

@@ -7,7 +7,6 @@ from syncline.model_ops_rocm.arguments.fused import (
     GROUPS,
     RMS_NORM_QUANT,
     check_encoded,
-    check_nonfinite,
     check_recipe,
 )
 from syncline.model_ops_rocm.checks import refuse
@@ -82,17 +81,11 @@ def rms_norm_quant(  # noqa: PLR0913 - the contract's keywords
     check_rms_norm(x_TH, weight_H, eps, residual_TH=residual_TH, out=None, style=style, op=op)
     check_recipe(op, recipe, scale)
     check_encoded(
-        op,
-        recipe,
-        x_TH.shape,
-        scale,
-        out,
+        *(op, recipe, x_TH.shape, (scale, out), nonfinite),
+        residual=residual_TH,
         x=x_TH,
         weight=weight_H,
-        residual=residual_TH,
-        nonfinite=nonfinite,
     )
-    check_nonfinite(op, nonfinite, x=x_TH, residual=residual_TH)
     width = _checked_width(op, x_TH)
     into = destination_of(tuple(x_TH.shape), x_TH, recipe, scale, out, nonfinite)
     require_reachable(op, x=x_TH, weight=weight_H, residual=residual_TH)

@@ -11,7 +11,7 @@ from typing import Final
 
 import torch
 
-from syncline.model_ops_rocm.checks import require_counters, require_workspace
+from syncline.model_ops_rocm.checks import require_counters, workspace_of
 from syncline.model_ops_rocm.layouts import RowMajor, WeightLayout
 from syncline.model_ops_rocm.triton.configs import CONFIGS
 from syncline.model_ops_rocm.triton.configs.base import ConfigKey
@@ -142,9 +142,8 @@ class Product:
         if self.splits == 1:
             return self.out
         num_bytes = self.splits * self.num_rows * self.num_columns * 4
-        if workspace is None:
-            return torch.empty(num_bytes // 4, dtype=torch.float32, device=self.out.device)
-        return require_workspace(self.op, workspace, num_bytes)[:num_bytes].view(torch.float32)
+        memory = workspace_of(self.op, workspace, num_bytes, self.out.device)
+        return memory[:num_bytes].view(torch.float32)
 
     @property
     def counters_or_out(self) -> torch.Tensor:

@@ -5,7 +5,7 @@ from typing import Final, NamedTuple
 import torch
 
 from syncline.model_ops_rocm.arguments.decoding import VERIFY, check_verify
-from syncline.model_ops_rocm.checks import refuse, require_workspace
+from syncline.model_ops_rocm.checks import refuse, workspace_of
 from syncline.model_ops_rocm.contracts.decoding import Rejection
 from syncline.model_ops_rocm.reference.philox import PURPOSE_ACCEPT, PURPOSE_RECOVER
 from syncline.model_ops_rocm.triton.configs.base import ConfigKey
@@ -61,7 +61,7 @@ class TritonVerifyDrafts:
                 _verify_exactly(drafts_RK, target, starts, out)
             return out
         num_bytes = self.workspace_bytes(drafts_RK, target, rejection)
-        staged = require_workspace(VERIFY, workspace, num_bytes)
+        staged = workspace_of(VERIFY, workspace, num_bytes, target.device)
         require_reachable(VERIFY, workspace=staged)
         _require_reachable(rejection)
         if num_rows:
