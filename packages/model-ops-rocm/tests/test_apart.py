@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -39,12 +39,23 @@ def share_elements(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 @st.composite
 def views(draw: st.DrawFn) -> torch.Tensor:
-    sizes = draw(st.lists(st.integers(1, 4), min_size=1, max_size=3))
-    strides = draw(st.lists(st.integers(1, 24), min_size=len(sizes), max_size=len(sizes)))
-    return BUFFER.as_strided(sizes, strides, draw(st.integers(0, 200)))
+    """Any steps, or, as most tensors have, rows with gaps in rows with gaps."""
+    sizes = draw(st.lists(st.integers(1, 4), min_size=1, max_size=4))
+    if draw(st.booleans()):
+        steps = draw(st.lists(st.integers(0, 24), min_size=len(sizes), max_size=len(sizes)))
+    else:
+        steps, reach = [], 1
+        for size in sizes:
+            steps.append(reach)
+            reach = reach * size + draw(st.sampled_from([0, 0, 1, 2, 5]))
+    order = draw(st.permutations(range(len(sizes))))
+    return BUFFER.as_strided(
+        [sizes[dim] for dim in order], [steps[dim] for dim in order], draw(st.integers(0, 200))
+    )
 
 
 @given(one=views(), other=views())
+@settings(max_examples=500)
 def test_what_shares_an_element_is_refused(one: torch.Tensor, other: torch.Tensor) -> None:
     assert share_bytes(one, other) == share_bytes(other, one) == share_elements(one, other)
     assert has_own_places(one) != twice(one)
@@ -64,6 +75,19 @@ def test_columns_of_one_buffer_are_refused_exactly_where_they_overlap(data: st.D
     ends = [data.draw(st.integers(0, distance - heads * width)) for _ in range(2)]
     one, other = (whole[:, end : end + heads * width].view(rows, heads, width) for end in ends)
     assert refused(one, other) == share_elements(one, other)
+
+
+def test_a_run_inside_a_row_of_a_tensor_that_begins_before_it_shares_its_bytes() -> None:
+    whole = BUFFER[:256].view(4, 64)
+    for start, stop, is_inside in ((72, 80, True), (112, 128, False), (110, 113, True)):
+        run = BUFFER[start:stop]
+        assert share_bytes(whole[:, :48], run) == share_bytes(run, whole[:, :48]) == is_inside
+
+
+def test_an_expanded_result_is_refused_at_once_whatever_its_size() -> None:
+    out = torch.empty(1, 8).expand(1 << 40, 8)
+    with pytest.raises(ValueError, match=r"^op: out must have a place of its own for each element"):
+        require_apart("op", {"out": out}, {})
 
 
 def test_two_results_and_results_that_are_inputs() -> None:

@@ -6,7 +6,19 @@ from dataclasses import replace
 import pytest
 import torch
 
-from syncline.model_ops_rocm import EncodeGrouped, EncodeJob, StorageFormat, Unquantised, select
+from syncline.model_ops_rocm import (
+    EncodeGrouped,
+    EncodeJob,
+    PerTokenFp8,
+    Quantised,
+    StorageFormat,
+    Unquantised,
+    checksum_stored,
+    select,
+)
+from syncline.model_ops_rocm.quant import CodeType, E8m0Mode, Granularity, ScaleType
+from syncline.model_ops_rocm.regions import region_shape
+from syncline.model_ops_rocm.testing.refusals import bytes_of
 from syncline.model_ops_rocm.testing.stored import allocate, encode_whole
 
 F32 = torch.float32
@@ -28,18 +40,12 @@ def rows(job: EncodeJob, start: int, stop: int) -> EncodeJob:
 
 
 def refused(match: str, *jobs: EncodeJob, nonfinite: torch.Tensor | None = None) -> None:
-    kept = [one.out["weight"].clone() for one in jobs]
+    kept = [bytes_of({"job": one}) for one in jobs]
     for call in (GROUPED, GROUPED.prepare):
         with pytest.raises(ValueError, match="^encode_grouped: " + re.escape(match)):
             call(jobs, nonfinite=nonfinite)
     for one, before in zip(jobs, kept, strict=True):
-        assert (
-            torch.equal(
-                one.out["weight"],
-                before,
-            )
-            or before.isnan().any()
-        )
+        assert all(map(torch.equal, bytes_of({"job": one}), before))
 
 
 def test_jobs_store_parts_of_one_slot_but_no_part_twice() -> None:
@@ -68,6 +74,83 @@ def test_a_job_neither_reads_nor_crosses_what_another_one_writes() -> None:
     flagged = replace(one, out={"weight": flag.view(torch.uint8).repeat(1, 4).view(F32)})
     inside = flagged.out["weight"].view(torch.bool)[0, :1]
     refused("jobs[0]: weight of jobs[0] must be apart from nonfinite", flagged, nonfinite=inside)
+
+
+TOKEN = StorageFormat(recipe=PerTokenFp8())
+MATRIX = StorageFormat(
+    recipe=Quantised(granularity=Granularity.TENSOR, code=CodeType.E4M3FN, scale=ScaleType.FP32)
+)
+E8M0 = StorageFormat(
+    recipe=Quantised(
+        granularity=Granularity.BLOCK_1X32,
+        code=CodeType.E4M3FN,
+        scale=ScaleType.E8M0,
+        e8m0_mode=E8m0Mode.ROUND_UP,
+    )
+)
+
+
+def coded(storage: StorageFormat, seed: int) -> EncodeJob:
+    return EncodeJob.whole(storage, allocate(storage, (8, 16)), some(seed))
+
+
+def test_two_slots_share_no_scales_and_a_slots_tensors_are_of_one_shape() -> None:
+    one, other = coded(TOKEN, 0), coded(TOKEN, 1)
+    shared = replace(other, out={**other.out, "weight_scale": one.out["weight_scale"]})
+    refused("jobs[1]: weight_scale of jobs[0] must be apart from weight_scale of", one, shared)
+    plain = job(2)
+    out = {**one.out, "weight_scale": plain.out["weight"][:1, :8].view(8, 1)}
+    refused("jobs[1]: weight of jobs[0] must be apart from", plain, replace(one, out=out))
+    buffer = torch.zeros(128)
+    wide = EncodeJob(PLAIN, {"weight": buffer.view(8, 16)}, some(3)[:4], ((0, 4), (0, 16)))
+    for shape, region in (((16, 8), ((4, 8), (0, 8))), ((2, 4, 16), ((0, 1), (0, 4), (0, 16)))):
+        source = torch.zeros(region_shape(region))
+        refused(
+            "jobs[1]: weight of jobs[0] must be apart from weight of jobs[1]",
+            *(wide, EncodeJob(PLAIN, {"weight": buffer.view(shape)}, source, region)),
+        )
+
+
+def test_a_flag_is_no_scale() -> None:
+    one = EncodeJob.whole(E8M0, allocate(E8M0, (1, 32)), torch.ones(1, 32))
+    flag = one.out["weight_scale"].view(torch.bool).view(1)
+    refused("jobs[0]: weight_scale of jobs[0] must be apart from nonfinite", one, nonfinite=flag)
+
+
+def test_parts_that_cut_a_domain_are_given_one_tensor_of_scales() -> None:
+    one, given = coded(MATRIX, 0), torch.full((1, 1), 2.0**-5)
+    parts = [replace(rows(one, start, start + 4), scales=given) for start in (0, 4)]
+    GROUPED(parts)
+    torch.testing.assert_close(MATRIX.decode(one.out), some(9), rtol=2**-4, atol=2**-12)
+    other = replace(parts[1], scales=2 * given)
+    refused("jobs[0]: scales must be those of jobs[0], which stores a part", parts[0], other)
+    # Rows have scales of their own.
+    token, scales = coded(TOKEN, 0), torch.ones(8, 1)
+    parts = [replace(rows(token, start, start + 4), scales=scales + start) for start in (0, 4)]
+    GROUPED(parts)
+    assert token.out["weight_scale"][:, 0].tolist() == [1.0] * 4 + [5.0] * 4
+
+
+def test_scales_that_are_stored_may_be_given() -> None:
+    one = coded(TOKEN, 0)
+    GROUPED([one])
+    before = checksum_stored(one.out)
+    again = replace(one, scales=one.out["weight_scale"])
+    GROUPED([again])
+    select("encode", dtype=F32)(again)
+    assert checksum_stored(one.out) == before
+
+
+def test_many_parts_of_one_slot_are_looked_at_once_each() -> None:
+    columns, out = torch.zeros(4, 4_000), {"weight": torch.zeros(4, 4_000)}
+    jobs = [
+        EncodeJob(PLAIN, out, columns[:, at : at + 2], ((0, 4), (at, at + 2)))
+        for at in range(0, 4_000, 2)
+    ]
+    GROUPED.prepare(jobs)
+    twice = r"jobs\[2000\]: region \(\(0, 4\), \(6, 8\)\) must be of one job, got jobs\[3\]"
+    with pytest.raises(ValueError, match=twice):
+        GROUPED.prepare([*jobs, jobs[3]])
 
 
 def test_sources_may_be_one_another_and_lie_between_what_is_written() -> None:

@@ -95,6 +95,9 @@ def test_where_no_preferred_backend_can_do_it_each_reason_is_given() -> None:
         ValueError, match=r"^preferred must be one of torch, triton, aiter, got 'tr"
     ):
         backend_for("linear", arch="cpu", dtype=torch.float32, preferred=("trition",))
+    for names in (("torch", "trition"), ()):
+        with pytest.raises(ValueError, match=r"^preferred must be one of torch, triton, aiter"):
+            backend_for("linear", arch="cpu", dtype=torch.float32, preferred=names)
     with pytest.raises(ValueError, match=r"^op must be one of .*, got 'liner'"):
         backend_for("liner", arch="cpu", dtype=torch.float32)
 

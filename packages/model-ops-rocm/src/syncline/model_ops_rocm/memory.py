@@ -4,7 +4,7 @@ Nothing here asks for a tensor's `data_ptr`, which a step that is recorded refus
 memory of its own to speak of (a meta tensor, one that is traced) shares none.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from functools import lru_cache
 from itertools import pairwise
 from operator import itemgetter
@@ -16,11 +16,23 @@ _PLAIN: Final = torch.Tensor.__torch_dispatch__
 
 
 class Strided(NamedTuple):
-    """Where elements lie, in bytes from the first; sizes and steps from the widest step on."""
+    """Where elements lie, in bytes from the first: runs without a gap, in levels of rows.
 
-    sizes: tuple[int, ...]
-    steps: tuple[int, ...]
-    width: int  # of the run that one entry of `sizes` is: elements without a gap
+    `levels` are (how many, how far apart), from the widest step on; each step is above zero.
+    """
+
+    levels: tuple[tuple[int, int], ...]
+    width: int  # of a run
+
+    @property
+    def reach(self) -> int:
+        """From the first byte to the one after the last."""
+        return self.width + sum((size - 1) * step for size, step in self.levels)
+
+    @property
+    def row(self) -> "Strided":
+        """One of the outermost level."""
+        return Strided(self.levels[1:], self.width)
 
 
 def address_of(tensor: torch.Tensor) -> int:
@@ -67,13 +79,12 @@ def has_own_places(tensor: torch.Tensor) -> bool:
     """Whether no two elements lie in one place. Exact."""
     if tensor.is_contiguous():
         return True
-    sizes, steps, width = _strided(tensor)
-    reach = width
-    for size, step in zip(reversed(sizes), reversed(steps), strict=True):
-        if step < reach:
-            return _are_apart(sizes, steps, width)
-        reach += (size - 1) * step
-    return True
+    sizes = zip(tensor.shape, tensor.stride(), strict=True)
+    if not tensor.numel():
+        return True
+    if any(size > 1 and step == 0 for size, step in sizes):
+        return False
+    return _has_own_places(_strided(tensor))
 
 
 def first_shared(
@@ -98,18 +109,13 @@ def first_shared(
     return None
 
 
-@lru_cache(maxsize=256)
-def _are_apart(sizes: tuple[int, ...], steps: tuple[int, ...], width: int) -> bool:
-    starts = sorted(_starts(sizes, steps))
-    return all(after - before >= width for before, after in pairwise(starts))
-
-
 def _strided(tensor: torch.Tensor) -> Strided:
+    """Where its elements lie; what is repeated in one place lies there once."""
     width = tensor.itemsize
     steps = sorted(
         (step * width, size)
         for size, step in zip(tensor.shape, tensor.stride(), strict=True)
-        if size != 1
+        if size != 1 and step != 0
     )
     while steps and steps[0][0] == width:
         width *= steps.pop(0)[1]
@@ -117,43 +123,68 @@ def _strided(tensor: torch.Tensor) -> Strided:
     for step, size in steps:
         # Two dimensions that count the same rows, one after the other, are one.
         if merged and step == merged[-1][0] * merged[-1][1]:
-            merged[-1] = (merged[-1][0], merged[-1][1] * size)
+            merged[-1] = (merged[-1][0] * size, merged[-1][1])
         else:
-            merged.append((step, size))
-    merged.reverse()
-    return Strided(tuple(size for _, size in merged), tuple(step for step, _ in merged), width)
+            merged.append((size, step))
+    return Strided(tuple(reversed(merged)), width)
 
 
-@lru_cache(maxsize=1024)
+def _has_own_places(one: Strided) -> bool:
+    reach = one.width
+    for size, step in reversed(one.levels):
+        if step < reach:
+            return all(after - before >= one.width for before, after in pairwise(_starts(one)))
+        reach += (size - 1) * step
+    return True
+
+
+@lru_cache(maxsize=4096)
 def _overlap(one: Strided, other: Strided, ahead: int) -> bool:
-    """Whether two tensors whose extents overlap do; the other begins `ahead` bytes later."""
-    levels = len(one.sizes), len(other.sizes)
-    if levels == (0, 0):
+    """Whether they share a byte; the other begins `ahead` bytes after the one, or before it."""
+    if ahead >= one.reach or -ahead >= other.reach:
+        return False
+    if not one.levels and not other.levels:
         return True
-    if max(levels) == 1 and 0 not in (*one.steps, *other.steps):
-        # Rows at one distance, or a single row, which is as good as rows at the other's.
-        distances = {*one.steps, *other.steps}
-        if len(distances) == 1:
-            distance = distances.pop()
-            ahead %= distance
-            if one.width <= ahead and ahead + other.width <= distance:
-                return False
-    ours = sorted(_starts(one.sizes, one.steps))
-    theirs = sorted(ahead + start for start in _starts(other.sizes, other.steps))
+    if not one.levels:
+        return _overlap(other, one, -ahead)
+    (size, step), row = one.levels[0], one.row
+    if not other.levels and row.reach <= step:
+        return _reaches(one, other, ahead)
+    if other.levels and other.levels[0][1] == step and max(row.reach, other.row.reach) <= step:
+        # Row j of the other begins in the row of the one that is `first` rows on, and ends in it or
+        # in the next.
+        first, place = divmod(ahead, step)
+        return any(
+            1 - other.levels[0][0] <= rows < size and _overlap(row, other.row, at)
+            for rows, at in ((first, place), (first + 1, place - step))
+        )
+    return _meet(_starts(one), one.width, [ahead + start for start in _starts(other)], other.width)
+
+
+def _reaches(one: Strided, run: Strided, ahead: int) -> bool:
+    """Whether a run reaches into rows that do not reach into one another."""
+    (size, step), row = one.levels[0], one.row
+    first = max(-(-(ahead - row.reach + 1) // step), 0)
+    last = min((ahead + run.width - 1) // step, size - 1)
+    # Rows between the first and the last begin and end in the run.
+    return last - first >= 2 or any(
+        _overlap(row, run, ahead - index * step) for index in range(first, last + 1)
+    )
+
+
+def _meet(ours: list[int], width: int, theirs: list[int], other_width: int) -> bool:
     at = 0
     for start in ours:
-        while at < len(theirs) and theirs[at] + other.width <= start:
+        while at < len(theirs) and theirs[at] + other_width <= start:
             at += 1
-        if at < len(theirs) and theirs[at] < start + one.width:
+        if at < len(theirs) and theirs[at] < start + width:
             return True
     return False
 
 
-def _starts(sizes: tuple[int, ...], steps: tuple[int, ...]) -> Iterator[int]:
-    """Where each run begins."""
-    if not sizes:
-        yield 0
-        return
-    for index in range(sizes[0]):
-        for rest in _starts(sizes[1:], steps[1:]):
-            yield index * steps[0] + rest
+def _starts(one: Strided) -> list[int]:
+    """Where each run begins, in order: for what lies as no tensor of a model does."""
+    starts = [0]
+    for size, step in one.levels:
+        starts = [start + index * step for start in starts for index in range(size)]
+    return sorted(starts)

@@ -281,13 +281,14 @@ def backend_for(
     """The first of the `preferred` backends that can do `op` here and now, to be selected by name.
 
     By what is declared and installed: a library that is broken is not passed over, but refused by
-    `select`. Raises ValueError for a name that does not exist, and NoImplementationError with each
-    backend's reason if there is none.
+    `select`. Raises ValueError for an op or a backend that does not exist, or no backend, and
+    NoImplementationError with each backend's reason if there is none.
     """
     _require_name("op", op, list(OPS))
+    for backend in preferred or ("",):
+        _require_name("preferred", backend, list(BACKENDS))
     reasons = []
     for backend in preferred:
-        _require_name("preferred", backend, list(BACKENDS))
         why = _why_not(op, backend, arch, dtype)
         if why is None:
             return backend

@@ -4,14 +4,15 @@
 """
 
 from collections.abc import Callable, Mapping
-from typing import NoReturn
+from typing import NoReturn, Protocol
 
 import torch
 
 from syncline.model_ops_rocm.errors import FormatError
 from syncline.model_ops_rocm.formats.coded import CodedSource
-from syncline.model_ops_rocm.formats.recipes import TensorSpec
-from syncline.model_ops_rocm.memory import first_shared
+from syncline.model_ops_rocm.formats.recipes import WEIGHT_SCALE, TensorSpec
+from syncline.model_ops_rocm.layouts import RowMajor, WeightLayout
+from syncline.model_ops_rocm.memory import first_shared, is_same_view
 from syncline.model_ops_rocm.regions import Region, check_region, region_shape
 
 _SOURCE_DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
@@ -62,22 +63,44 @@ def check_scales(who: Who, wanted: TensorSpec, scales: torch.Tensor, *, allows_m
         )
 
 
-def tensors_of(
-    source: torch.Tensor | CodedSource, scales: torch.Tensor | None
+def tensors_of(source: torch.Tensor | CodedSource) -> dict[str, torch.Tensor]:
+    return source.tensors() if isinstance(source, CodedSource) else {"source": source}
+
+
+class Format(Protocol):
+    """What is asked of a storage format here."""
+
+    @property
+    def scale_layout(self) -> WeightLayout: ...
+
+
+def read_of(
+    storage: Format,
+    out: Mapping[str, torch.Tensor],
+    source: torch.Tensor | CodedSource,
+    scales: torch.Tensor | None,
 ) -> dict[str, torch.Tensor]:
-    """What is read, by its names in refusals."""
-    read = source.tensors() if isinstance(source, CodedSource) else {"source": source}
-    return read if scales is None else read | {"scales": scales}
+    """What storing reads, by the names in refusals.
+
+    Scales that are given may be those that are stored: each is stored where it is read.
+    """
+    read = tensors_of(source)
+    if scales is not None:
+        stored = out.get(WEIGHT_SCALE)
+        in_place = stored is not None and storage.scale_layout == RowMajor()
+        if stored is None or not in_place or not is_same_view(scales, stored):
+            read["scales"] = scales
+    return read
 
 
 def check_apart(
     who: Who,
-    written: Mapping[str, torch.Tensor | None],
-    source: torch.Tensor | CodedSource,
-    scales: torch.Tensor | None = None,
+    out: Mapping[str, torch.Tensor],
+    read: Mapping[str, torch.Tensor],
+    nonfinite: torch.Tensor | None = None,
 ) -> None:
-    """FormatError if storing would change what is still to be read, or is stored already."""
-    found = first_shared(written, tensors_of(source, scales))
+    """FormatError if what is written, whole tensors, shares a byte with what is read."""
+    found = first_shared({**out, "nonfinite": nonfinite}, read)
     if found is not None:
         refuse(who, f"{found[0]} apart from {found[1]}", "tensors that share bytes")
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 
 from syncline.model_ops_rocm.formats.coded import CodedSource
-from syncline.model_ops_rocm.formats.fitting import check_apart
+from syncline.model_ops_rocm.formats.fitting import check_apart, read_of
 from syncline.model_ops_rocm.formats.storage_format import StorageFormat
 from syncline.model_ops_rocm.regions import Region, full_region
 
@@ -49,5 +49,8 @@ class EncodeJob:
 
     def check_apart(self, nonfinite: torch.Tensor | None) -> None:
         """Likewise: FormatError for tensors that share bytes."""
-        written = {**self.out, "nonfinite": nonfinite}
-        check_apart(self.storage_format.describe, written, self.source, self.scales)
+        check_apart(self.storage_format.describe, self.out, self.read(), nonfinite)
+
+    def read(self) -> dict[str, torch.Tensor]:
+        """What storing reads beside what it writes, by the names in refusals."""
+        return read_of(self.storage_format, self.out, self.source, self.scales)

@@ -12,15 +12,8 @@ from typing import NoReturn
 
 import torch
 
+from syncline.model_ops_rocm.formats import fitting
 from syncline.model_ops_rocm.formats.coded import CodedSource
-from syncline.model_ops_rocm.formats.fitting import (
-    check_apart,
-    check_flag,
-    check_scales,
-    check_source,
-    check_stored,
-    refuse,
-)
 from syncline.model_ops_rocm.formats.padding import Padding
 from syncline.model_ops_rocm.formats.partials import AmaxPartial
 from syncline.model_ops_rocm.formats.quantised import Quantised
@@ -176,7 +169,9 @@ class StorageFormat:
             encode_by(backend, EncodeJob(self, out, source, region, scales), nonfinite)
             return
         logical_shape = self.check_encode(out, source, region, scales=scales, nonfinite=nonfinite)
-        check_apart(self.describe, {**out, "nonfinite": nonfinite}, source, scales)
+        fitting.check_apart(
+            self.describe, out, fitting.read_of(self, out, source, scales), nonfinite
+        )
         if region_numel(region) == 0:
             return
         encoded = self._encode(source, region, logical_shape, scales)
@@ -218,11 +213,11 @@ class StorageFormat:
     ) -> tuple[int, ...]:
         """The slot's logical shape; raises what `encode_into` raises before it looks at a value."""
         logical_shape = self._check_storage(out, allows_meta)
-        check_source(self.describe, source, region, logical_shape, allows_meta=allows_meta)
-        check_flag(self.describe, nonfinite, allows_meta=allows_meta)
+        fitting.check_source(self.describe, source, region, logical_shape, allows_meta=allows_meta)
+        fitting.check_flag(self.describe, nonfinite, allows_meta=allows_meta)
         if scales is not None:
             wanted = self.scale_grid(logical_shape)
-            check_scales(self.describe, wanted, scales, allows_meta=allows_meta)
+            fitting.check_scales(self.describe, wanted, scales, allows_meta=allows_meta)
         if not self.region_is_encodable(logical_shape, region, scales_given=scales is not None):
             self._refuse_region(out, region, scales_given=scales is not None)
         return logical_shape
@@ -251,8 +246,9 @@ class StorageFormat:
         if tuple(partial.bits.shape) != grid:
             self._refuse(f"maxima on a grid of {list(grid)}", list(partial.bits.shape))
         shape = partial.logical_shape
-        check_source(self.describe, source, region, shape, allows_meta=allows_meta)
-        check_apart(self.describe, {"bits": partial.bits, "counts": partial.counts}, source)
+        fitting.check_source(self.describe, source, region, shape, allows_meta=allows_meta)
+        maxima = {"bits": partial.bits, "counts": partial.counts}
+        fitting.check_apart(self.describe, maxima, fitting.tensors_of(source))
 
     def amax_into(
         self, partial: AmaxPartial, source: torch.Tensor | CodedSource, region: Region
@@ -385,7 +381,7 @@ class StorageFormat:
         logical_shape = self.recipe.logical_shape(codes_shape)
         if self.padding is not None:
             logical_shape = (*logical_shape[:-2], self.padding.rows, self.padding.columns)
-        check_stored(
+        fitting.check_stored(
             self.describe, self.storage_spec(logical_shape), stored, allows_meta=allows_meta
         )
         return logical_shape
@@ -398,4 +394,4 @@ class StorageFormat:
         self._refuse(f"a region {domain}in layout tiles of {rows} x {columns}", region)
 
     def _refuse(self, precondition: str, got: object) -> NoReturn:
-        refuse(self.describe, precondition, got)
+        fitting.refuse(self.describe, precondition, got)

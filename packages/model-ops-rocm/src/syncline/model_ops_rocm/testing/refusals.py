@@ -25,7 +25,11 @@ READ = {
     *("query_start_loc_R1", "rows_R"),
     *("min_num_tokens_S", "max_num_tokens_S", "stop_ids_SE", "block_tables_SM"),
 }
-IN_PLACE = {("out", ()), ("logits_RV", ())}  # in `apply_logits_rules`
+# A result that may be what it is made of: in `apply_logits_rules`, and given scales.
+IN_PLACE = (
+    {("out", ()), ("logits_RV", ())},
+    {("job", ("out", "weight_scale")), ("job", ("scales",))},
+)
 SCRATCH = ("workspace", "counters")
 
 
@@ -101,7 +105,7 @@ def overlaid_calls(case: Case, make: Maker) -> Iterator[tuple[str, Arguments]]:
     for result, other in itertools.product(places, places):
         if (
             result == other
-            or {result, other} == IN_PLACE
+            or {result, other} in IN_PLACE
             or not _is_written(case.op, result)
             or other[0] in SCRATCH
         ):

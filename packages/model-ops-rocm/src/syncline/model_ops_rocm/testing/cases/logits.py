@@ -17,7 +17,7 @@ _DTYPES: Final = (torch.float32, torch.float16, torch.bfloat16)
 TOLERANCES: Final[Mapping[tuple[str, torch.dtype], tuple[float, float]]] = MappingProxyType(
     {(op, dtype): _ROUNDING for op in _OPS for dtype in _DTYPES}
 )
-_NAN = float("nan")
+_NAN, _INF = float("nan"), float("inf")
 _TEMPERATURES: Final = (1.0, 0.0, 0.3, 7.0)
 Logits = Callable[[Maker], torch.Tensor]
 Rest = Callable[[Maker, int], Arguments]
@@ -134,7 +134,7 @@ def _padded_rows(make: Maker, num_rows: int) -> Arguments:
     call = _drawn(make, num_rows)
     draw = draws(make, num_rows)
     draw.positions_R[::2] = -1
-    temperature_R = cycled(make, num_rows, 1.0, -1.0, float("inf"), _NAN, 0.5)
+    temperature_R = cycled(make, num_rows, 1.0, -1.0, _INF, _NAN, 0.5)
     return call | {"draw": draw, "distribution": Distribution(temperature_R)}
 
 
@@ -247,6 +247,8 @@ CASES: Final[tuple[Case, ...]] = (
     _case("sample", "2x1100-ties", _rounded(2, 1_100), _one_filter("top_k_R", 900, 1_100)),
     _case("sample", "2x1100-top-p", _logits(2, 1_100), _one_filter("top_p_R", 0.0, 0.9)),
     _case("sample", "2x1100-top-p-nan", _logits(2, 1_100), _one_filter("top_p_R", _NAN, 0.9)),
+    _case("sample", "3x40-top-p-below", _logits(3, 40), _one_filter("top_p_R", -_INF, -1.0, _INF)),
+    _case("sample", "3x40-min-p-beyond", _logits(3, 40), _one_filter("min_p_R", _INF, 2.0, -_INF)),
     _case("sample", "2x40-min-p-nan", _logits(2, 40), _one_filter("min_p_R", 0.05, _NAN)),
     _case("sample", "2x40-min-p", _logits(2, 40), _one_filter("min_p_R", 0.5, 0.05)),
     _case("sample", "16x2501-all-kinds", _of_all_kinds, _filtered_widely),

@@ -85,6 +85,7 @@ def asked_of(
     top_k = load_or(top_k_ptr + row, 0, HAS_TOP_K).to(tl.int64)
     top_k = tl.where((top_k > 0) & (top_k < num_real), top_k, 0)
     top_p = load_or(top_p_ptr + row, 1.0, HAS_TOP_P)
+    top_p = tl.where(top_p < 0.0, 0.0, top_p)
     min_p = load_or(min_p_ptr + row, 0.0, HAS_MIN_P)
     filters = (top_k > 0) | (top_p < 1.0) | (min_p > 0.0)
     filters &= (temperature > 0.0) & (temperature < float("inf"))

@@ -1,5 +1,6 @@
 """Storing many weights by Triton: a table of them on the device, and a launch for each kind."""
 
+import operator
 from collections.abc import Iterable
 from collections.abc import Sequence as SequenceABC
 from typing import Final
@@ -132,6 +133,7 @@ def _table_of(
     """Of all jobs, in which codes may be replaced by those that are stored; ValueError else."""
     table = JobTable(nonfinite, 0 if workspace is None else workspace.data_ptr())
     refused: list[tuple[int, Exception]] = []
+    given = tuple(jobs)
     for index, job in enumerate(jobs):
         try:
             if may_look and isinstance(job.source, CodedSource):
@@ -139,7 +141,10 @@ def _table_of(
             table.add(job)
         except (ValueError, OpError) as error:
             refused.append((index, error))
-    refuse_jobs(ENCODE_GROUPED, refused or faults_of_jobs(jobs, nonfinite, table.bounds()))
+    # Codes that were converted are copies: what was given is what may share bytes.
+    is_known = all(map(operator.is_, given, jobs))
+    bounds = table.bounds() if is_known else None
+    refuse_jobs(ENCODE_GROUPED, refused or faults_of_jobs(given, nonfinite, bounds))
     return table
 
 

@@ -362,7 +362,8 @@ def _sizes_of(job: EncodeJob, values: torch.Tensor) -> tuple[int, int, int, int,
         0 if scale is None else scale.nbytes,
         end - start,
         source.weight.scale.nbytes if isinstance(source, CodedSource) else 0,
-        0 if given is None else given.nbytes,
+        # Those that are stored are given where they are.
+        0 if given is None or "scales" not in job.read() else given.nbytes,
     )
 
 
