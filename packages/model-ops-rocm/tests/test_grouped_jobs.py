@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import replace
+from typing import cast
 
 import pytest
 import torch
@@ -17,7 +18,7 @@ from syncline.model_ops_rocm import (
     select,
 )
 from syncline.model_ops_rocm.quant import CodeType, E8m0Mode, Granularity, ScaleType
-from syncline.model_ops_rocm.regions import region_shape
+from syncline.model_ops_rocm.regions import Region, region_shape
 from syncline.model_ops_rocm.testing.refusals import bytes_of
 from syncline.model_ops_rocm.testing.stored import allocate, encode_whole
 
@@ -123,12 +124,67 @@ def test_parts_that_cut_a_domain_are_given_one_tensor_of_scales() -> None:
     GROUPED(parts)
     torch.testing.assert_close(MATRIX.decode(one.out), some(9), rtol=2**-4, atol=2**-12)
     other = replace(parts[1], scales=2 * given)
-    refused("jobs[0]: scales must be those of jobs[0], which stores a part", parts[0], other)
+    twice = "jobs[1]: scales ((0, 1), (0, 1)) must be given by one tensor, got those of jobs[0] and"
+    refused(twice, parts[0], other)
     # Rows have scales of their own.
     token, scales = coded(TOKEN, 0), torch.ones(8, 1)
     parts = [replace(rows(token, start, start + 4), scales=scales + start) for start in (0, 4)]
     GROUPED(parts)
     assert token.out["weight_scale"][:, 0].tolist() == [1.0] * 4 + [5.0] * 4
+
+
+def test_parts_that_touch_no_scale_twice_have_scales_of_their_own() -> None:
+    storage, shape = MATRIX, (3, 8, 16)
+    experts = allocate(storage, shape)
+    jobs = [
+        EncodeJob(
+            *(storage, experts, torch.ones(1, 4, 16), ((at, at + 1), (0, 4), (0, 16))),
+            torch.full((3, 1, 1), 2.0**at),
+        )
+        for at in range(3)
+    ]
+    GROUPED(jobs)
+    assert experts["weight_scale"].flatten().tolist() == [1.0, 2.0, 4.0]
+    # One that is whole in its domains, and computes its scales, beside others given theirs.
+    token, given = coded(TOKEN, 0), torch.ones(8, 1)
+    halves = [
+        EncodeJob(TOKEN, token.out, torch.ones(4, 8), ((0, 4), (at, at + 8)), given)
+        for at in (0, 8)
+    ]
+    GROUPED([*halves, replace(rows(token, 4, 8), out=dict(reversed(list(token.out.items()))))])
+    assert token.out["weight_scale"][:4].eq(1.0).all()
+
+
+def test_other_scales_at_the_same_address_are_others() -> None:
+    storage = StorageFormat(
+        recipe=Quantised(
+            granularity=Granularity.BLOCK_128X128, code=CodeType.E4M3FN, scale=ScaleType.FP32
+        )
+    )
+    out, scales = allocate(storage, (256, 256)), torch.tensor([[1.0, 2.0], [3.0, 4.0]])
+    halves = [
+        EncodeJob(storage, out, torch.ones(64, 256), ((at, at + 64), (0, 256)), given)
+        for at, given in ((0, scales), (64, scales.T))
+    ]
+    refused("jobs[1]: scales ((0, 1), (0, 2)) must be given by one tensor", *halves)
+
+
+def test_a_job_that_reads_the_scales_another_one_stores_is_refused_after_one_like_it() -> None:
+    one, other = coded(TOKEN, 0), coded(TOKEN, 1)
+    for each in (one, other):
+        each.out["weight_scale"].fill_(1.0)
+    own = replace(one, scales=one.out["weight_scale"])
+    message = "jobs[1]: scales must be apart from weight_scale of jobs[0]"
+    refused(message, own, replace(other, scales=one.out["weight_scale"]))
+
+
+def test_a_region_is_a_tuple_of_pairs_and_a_job_is_named_once() -> None:
+    for region in ([(0, 8), (0, 16)], ([0, 8], (0, 16)), "rows", 3, ((0, 8, 1), (0, 16))):
+        with pytest.raises(ValueError, match=r"^EncodeJob: region must be a tuple of \(start, st"):
+            EncodeJob(PLAIN, job(0).out, some(0), cast(Region, region))
+    with pytest.raises(ValueError, match=r"^encode_grouped: jobs\[") as caught:
+        GROUPED([job(0)] * 50)
+    assert str(caught.value).count("jobs[7]: ") == 1
 
 
 def test_scales_that_are_stored_may_be_given() -> None:

@@ -62,7 +62,7 @@ def is_same_view(one: torch.Tensor, other: torch.Tensor) -> bool:
     if one.dtype != other.dtype or one.shape != other.shape:
         return False
     steps = zip(one.shape, one.stride(), other.stride(), strict=True)
-    return address_of(one) == address_of(other) and all(
+    return address_of(one) == address_of(other) != 0 and all(
         size == 1 or step == other_step for size, step, other_step in steps
     )
 
@@ -130,6 +130,9 @@ def _strided(tensor: torch.Tensor) -> Strided:
 
 
 def _has_own_places(one: Strided) -> bool:
+    steps = [step for _, step in one.levels]
+    if min(steps, default=one.width) < one.width or len(set(steps)) < len(steps):
+        return False  # the second run begins in the first, or in the second of another level
     reach = one.width
     for size, step in reversed(one.levels):
         if step < reach:
@@ -150,6 +153,14 @@ def _overlap(one: Strided, other: Strided, ahead: int) -> bool:
     (size, step), row = one.levels[0], one.row
     if not other.levels and row.reach <= step:
         return _reaches(one, other, ahead)
+    if other.levels and other.levels[0][1] > step:
+        return _overlap(other, one, -ahead)
+    if row.reach <= step and other.reach <= step:
+        return _in_rows(one, other, ahead)
+    if other.levels and row.reach <= step and other.levels[0][1] < step:
+        parts = _split(other, step)
+        if parts is not None:
+            return any(_overlap(one, part, ahead + at) for part, at in parts)
     if other.levels and other.levels[0][1] == step and max(row.reach, other.row.reach) <= step:
         # Row j of the other begins in the row of the one that is `first` rows on, and ends in it or
         # in the next.
@@ -159,6 +170,29 @@ def _overlap(one: Strided, other: Strided, ahead: int) -> bool:
             for rows, at in ((first, place), (first + 1, place - step))
         )
     return _meet(_starts(one), one.width, [ahead + start for start in _starts(other)], other.width)
+
+
+def _in_rows(one: Strided, other: Strided, ahead: int) -> bool:
+    """Whether what is no longer than from row to row reaches into one of at most two rows."""
+    (size, step), row = one.levels[0], one.row
+    first, place = divmod(ahead, step)
+    return any(
+        0 <= index < size and _overlap(row, other, at)
+        for index, at in ((first, place), (first + 1, place - step))
+    )
+
+
+def _split(one: Strided, step: int) -> list[tuple[Strided, int]] | None:
+    """Its outermost level as two, of which one steps by `step`, and what is left of it."""
+    (size, own), rest = one.levels[0], one.levels[1:]
+    inner = step // own
+    if step % own or size < inner:
+        return None
+    whole, left = divmod(size, inner)
+    parts = [(Strided(((whole, step), (inner, own), *rest), one.width), 0)]
+    if left:
+        parts.append((Strided(((left, own), *rest), one.width), whole * step))
+    return parts
 
 
 def _reaches(one: Strided, run: Strided, ahead: int) -> bool:

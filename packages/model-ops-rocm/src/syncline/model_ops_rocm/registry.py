@@ -280,16 +280,17 @@ def backend_for(
 ) -> str:
     """The first of the `preferred` backends that can do `op` here and now, to be selected by name.
 
-    By what is declared and installed: a library that is broken is not passed over, but refused by
-    `select`. Raises ValueError for an op or a backend that does not exist, or no backend, and
-    NoImplementationError with each backend's reason if there is none.
+    By what is declared and installed, whatever was selected before: a library that is broken, or
+    lacks a function, is not passed over, but refused by `select`. Raises ValueError for an op or a
+    backend that does not exist, or no backend, and NoImplementationError with each backend's reason
+    if there is none.
     """
     _require_name("op", op, list(OPS))
     for backend in preferred or ("",):
         _require_name("preferred", backend, list(BACKENDS))
     reasons = []
     for backend in preferred:
-        why = _why_not(op, backend, arch, dtype)
+        why = _why_not(op, backend, arch, dtype, loaded={})
         if why is None:
             return backend
         reasons.append(f"{backend}, but {why}")
@@ -353,7 +354,14 @@ def _is_offered(op: str, backend: str, arch: str, dtype: torch.dtype) -> bool:
     return any(entry.fits(op, arch, dtype) for entry in BACKENDS[backend].entries)
 
 
-def _why_not(op: str, backend: str, arch: str, dtype: torch.dtype) -> str | None:
+def _why_not(
+    op: str,
+    backend: str,
+    arch: str,
+    dtype: torch.dtype,
+    *,
+    loaded: Mapping[str, Mapping[str, object]] = LOADED,
+) -> str | None:
     """The reason that no machine can change comes first."""
     chosen = BACKENDS[backend]
     of_op = [entry for entry in chosen.entries if entry.op == op]
@@ -363,7 +371,7 @@ def _why_not(op: str, backend: str, arch: str, dtype: torch.dtype) -> str | None
     if why is not None:
         return why
     if _is_offered(op, backend, arch, dtype):
-        found = LOADED.get(backend, {}).get(op)
+        found = loaded.get(backend, {}).get(op)
         return found.why if isinstance(found, Missing) else None
     where = arch if all(arch not in entry.archs for entry in of_op) else f"{arch} and {dtype}"
     return f"it has no {op} for {where} in this version"

@@ -3,14 +3,16 @@
 Cheap on purpose where nothing is wrong, which one look at all addresses shows.
 """
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from collections.abc import Sequence as SequenceABC
 from dataclasses import dataclass, field
+from operator import itemgetter
 
 import torch
 
 from syncline.model_ops_rocm.formats.jobs import EncodeJob
-from syncline.model_ops_rocm.formats.recipes import WEIGHT
+from syncline.model_ops_rocm.formats.recipes import WEIGHT, WEIGHT_SCALE
 from syncline.model_ops_rocm.memory import address_of, extent_of, share_bytes
 from syncline.model_ops_rocm.regions import Region, region_numel
 
@@ -28,7 +30,6 @@ class _Span:
     end: int
     name: str
     tensor: torch.Tensor
-    is_written: bool
     jobs: list[int] = field(default_factory=list)
 
     def __str__(self) -> str:
@@ -41,46 +42,59 @@ def faults_of_jobs(
     """Each job that writes what another one, or itself, writes or reads: no order is promised.
 
     Jobs may store parts of one slot: its tensors are then the same ones, their regions apart, and
-    scales that two of them touch are given to both by the same tensor.
+    scales that two of them touch are given to both by the same tensor. Names each job once.
     `bounds`, where the caller knows them, are those of every tensor that is written and read.
     """
     are_apart, is_one_twice = _look(*(_bounds_of(jobs) if bounds is None else bounds), nonfinite)
     if are_apart and not is_one_twice:
         return []
-    written = _written_by(jobs)
-    faults: list[Fault] = []
-    for span in written:
-        if len(span.jobs) > 1:
-            faults.extend(_of_parts(jobs, span))
-    spans = [*written, *_read_by(jobs)]
-    if nonfinite is not None:
-        spans.append(_Span(*extent_of(nonfinite), "nonfinite", nonfinite, True))
-    faults.extend(_shared(spans))
-    return faults
+    which = _with_a_shared_start(jobs) if are_apart else list(range(len(jobs)))
+    written = _written_by(jobs, which)
+    faults = [fault for span in written if len(span.jobs) > 1 for fault in _of_parts(jobs, span)]
+    if not are_apart and nonfinite is not None:
+        written.append(_Span(*extent_of(nonfinite), "nonfinite", nonfinite))
+    faults.extend(_shared(written, [] if are_apart else _read_by(jobs)))
+    named: dict[int, Exception] = {}
+    for index, error in faults:
+        named.setdefault(index, error)
+    return sorted(named.items(), key=itemgetter(0))
 
 
-def _written_by(jobs: SequenceABC[EncodeJob]) -> list[_Span]:
+def _with_a_shared_start(jobs: SequenceABC[EncodeJob]) -> list[int]:
+    starts = Counter(tensor.data_ptr() for job in jobs for tensor in job.out.values())
+    return [
+        index
+        for index, job in enumerate(jobs)
+        if any(starts[tensor.data_ptr()] > 1 for tensor in job.out.values())
+    ]
+
+
+def _written_by(jobs: SequenceABC[EncodeJob], which: list[int]) -> list[_Span]:
     """Each slot's tensors once, with every job that stores a part of it."""
     found: dict[object, _Span] = {}
-    for index, job in enumerate(jobs):
-        slot = tuple(
+    for index in which:
+        job = jobs[index]
+        slot = frozenset(
             (name, tensor.data_ptr(), tensor.shape, tensor.dtype)
             for name, tensor in job.out.items()
         )
         for name, tensor in job.out.items():
             key = job.storage_format, slot, name
             if key not in found:
-                found[key] = _Span(*extent_of(tensor), name, tensor, True)
+                found[key] = _Span(*extent_of(tensor), name, tensor)
             found[key].jobs.append(index)
     return list(found.values())
 
 
 def _read_by(jobs: SequenceABC[EncodeJob]) -> list[_Span]:
-    return [
-        _Span(*extent_of(tensor), name, tensor, False, [index])
-        for index, job in enumerate(jobs)
-        for name, tensor in job.read().items()
-    ]
+    """What jobs read, once each."""
+    found: dict[object, _Span] = {}
+    for index, job in enumerate(jobs):
+        for name, tensor in job.read().items():
+            start, end = extent_of(tensor)
+            key = name, start, tensor.shape, tensor.stride(), tensor.dtype
+            found.setdefault(key, _Span(start, end, name, tensor)).jobs.append(index)
+    return list(found.values())
 
 
 def _look(
@@ -118,58 +132,81 @@ def _bounds_of(jobs: SequenceABC[EncodeJob]) -> Bounds:
     )
 
 
-def _shared(spans: list[_Span]) -> Iterator[Fault]:
-    """Of spans that overlap, of which one is written; in the order of their addresses."""
-    before: list[_Span] = []
-    for span in sorted(spans, key=lambda one: one.start):
-        before = [one for one in before if one.end > span.start]
-        for one in before:
-            if one.is_written or span.is_written:
-                # A source is named first, and the later job blamed.
-                first, other = (one, span) if span.is_written else (span, one)
-                if share_bytes(first.tensor, other.tensor):
-                    index = max(*first.jobs[:1], *other.jobs[:1], 0)
-                    index = index if first.is_written else first.jobs[0]
-                    named = str(first) if first.is_written else first.name
-                    limit = f"{named} must be apart from {other}"
-                    yield index, ValueError(f"{limit}, got tensors that share bytes")
-        before.append(span)
+def _shared(written: list[_Span], read: list[_Span]) -> Iterator[Fault]:
+    """What is written over something else, in the order of addresses."""
+    are_written, are_read = list[_Span](), list[_Span]()
+    spans = [(one.start, True, one) for one in written]
+    spans += [(one.start, False, one) for one in read]
+    for start, is_written, span in sorted(spans, key=itemgetter(0)):
+        are_written = [one for one in are_written if one.end > start]
+        over = next((one for one in are_written if share_bytes(one.tensor, span.tensor)), None)
+        if is_written:
+            if over is not None:
+                yield max(*over.jobs[:1], *span.jobs[:1], 0), _refusal(str(over), span)
+            are_read = [one for one in are_read if one.end > start]
+            for reader in are_read:
+                if share_bytes(reader.tensor, span.tensor):
+                    yield reader.jobs[0], _refusal(reader.name, span)
+            are_written.append(span)
+        else:
+            if over is not None:
+                yield span.jobs[0], _refusal(span.name, over)
+            are_read.append(span)
+
+
+def _refusal(name: str, other: _Span) -> Exception:
+    return ValueError(f"{name} must be apart from {other}, got tensors that share bytes")
 
 
 def _of_parts(jobs: SequenceABC[EncodeJob], span: _Span) -> Iterator[Fault]:
     """Of jobs that store parts of one tensor."""
     if span.name == WEIGHT:
-        yield from _written_twice(jobs, span.jobs)
+        regions = {index: jobs[index].region for index in span.jobs}
+        for first, last, common in _meetings(regions, {index: index for index in regions}):
+            got = f"jobs[{first}] and jobs[{last}]"
+            yield last, ValueError(f"region {common} must be of one job, got {got}")
         return
-    scales = {job: jobs[job].scales for job in span.jobs}
-    places = {None if one is None else address_of(one) for one in scales.values()}
-    if len(places) == 1:
+    given = {index: _place_of(jobs[index].scales) for index in span.jobs}
+    if len(set(given.values())) == 1:
         return
-    for index in span.jobs:
-        # Whole in their domains, regions that are apart touch no scale twice.
-        job = jobs[index]
-        if not job.storage_format.region_is_encodable(job.check(), job.region):
-            limit = f"scales must be those of jobs[{span.jobs[0]}], which stores a part of the slot"
-            yield index, ValueError(f"{limit} too, for a region that cuts their domains")
+    shape = jobs[span.jobs[0]].check()
+    touched = {index: _scales_of(jobs[index], shape) for index in span.jobs}
+    for first, last, common in _meetings(touched, given):
+        got = f"those of jobs[{first}] and jobs[{last}]"
+        yield last, ValueError(f"scales {common} must be given by one tensor, got {got}")
 
 
-def _written_twice(jobs: SequenceABC[EncodeJob], which: list[int]) -> Iterator[Fault]:
-    """Jobs whose regions of one tensor overlap."""
-    regions = {index: jobs[index].region for index in which}
-    ndim = len(regions[which[0]])
+def _place_of(scales: torch.Tensor | None) -> object:
+    return scales if scales is None else (address_of(scales), scales.stride())
+
+
+def _scales_of(job: EncodeJob, shape: tuple[int, ...]) -> Region:
+    """Which scales of the slot's grid the job's region touches."""
+    storage = job.storage_format
+    padded = shape if storage.padding is None else storage.padding.padded_shape(shape)
+    return storage.recipe.scale_region(padded, storage.padded_region(job.region))[WEIGHT_SCALE]
+
+
+def _meetings(
+    regions: Mapping[int, Region], kinds: Mapping[int, object]
+) -> Iterator[tuple[int, int, Region]]:
+    """Of each job whose region meets one before it of another kind: both, and where they meet."""
+    ndim = len(next(iter(regions.values())))
     # Along the dimension that tells most of them apart.
-    dims = range(ndim)
-    along = max(dims, key=lambda dim: len({one[dim] for one in regions.values()}), default=None)
+    along = max(
+        range(ndim), key=lambda dim: len({one[dim] for one in regions.values()}), default=None
+    )
     before: list[int] = []
-    for index in which if along is None else sorted(which, key=lambda one: regions[one][along]):
+    for index in sorted(regions, key=lambda one: () if along is None else regions[one][along]):
         region = regions[index]
         if along is not None:
             before = [one for one in before if regions[one][along][1] > region[along][0]]
         for one in before:
-            if region_numel(common := _common(regions[one], region)):
+            common = _common(regions[one], region)
+            if kinds[one] != kinds[index] and region_numel(common):
                 first, last = sorted((one, index))
-                got = f"jobs[{first}] and jobs[{last}]"
-                yield last, ValueError(f"region {common} must be of one job, got {got}")
+                yield first, last, common
+                break
         before.append(index)
 
 

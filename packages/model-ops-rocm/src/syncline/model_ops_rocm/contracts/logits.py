@@ -36,7 +36,7 @@ class Distribution(NamedTuple):
     temperature_R: torch.Tensor | None = None  # float32, 0 or at least 2^-126
     top_k_R: torch.Tensor | None = None  # int64 or int32; off at 0 and below
     top_p_R: torch.Tensor | None = None  # float32; off at 1 and above
-    min_p_R: torch.Tensor | None = None  # float32; off at 0 and below
+    min_p_R: torch.Tensor | None = None  # float32; off at 0 and below; 1 above 1
 
     @property
     def is_filtered(self) -> bool:

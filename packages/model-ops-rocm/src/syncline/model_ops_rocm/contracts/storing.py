@@ -82,10 +82,12 @@ class EncodeGrouped(Protocol):
     ) -> PreparedEncode:
         """Check all jobs, describe them in `workspace` and compile what stores them.
 
-        One flag for all. No two jobs may write the same bytes, and each must be whole in the
-        domains of its scales or have them given. ValueError that names every wrong job by its
-        place. Codes that come must have the type that is stored, or be encoded anew: their
-        conversion looks at scales on the host. Not while a graph is recorded.
+        One flag for all. Jobs may store parts of one slot, given by the same tensors; but no two
+        jobs write the same bytes, save scales that one tensor gives to both, and none writes what
+        another one reads. Each must be whole in the domains of its scales or have them given.
+        ValueError that names every wrong job by its place. Codes that come must have the type that
+        is stored, or be encoded anew: their conversion looks at scales on the host. Not while a
+        graph is recorded.
         """
         ...
 

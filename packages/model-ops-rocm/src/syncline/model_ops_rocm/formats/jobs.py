@@ -24,6 +24,15 @@ class EncodeJob:
     region: Region
     scales: torch.Tensor | None = None
 
+    def __post_init__(self) -> None:
+        """Raises ValueError for a region that is no tuple of (start, stop): it is hashed."""
+        is_region = isinstance(self.region, tuple) and all(
+            isinstance(bounds, tuple) and len(bounds) == 2 for bounds in self.region
+        )
+        if not is_region:
+            limit = "region must be a tuple of (start, stop) per dimension"
+            raise ValueError(f"EncodeJob: {limit}, got {self.region!r}")
+
     @classmethod
     def whole(
         cls,

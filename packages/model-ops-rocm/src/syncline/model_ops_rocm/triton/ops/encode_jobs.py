@@ -198,6 +198,7 @@ class JobTable:
         key = (
             *(id(job.storage_format), job.region, source.dtype, source.shape, source.stride()),
             *(codes_of, scales is None, at[_SOURCE] % 16 == 0, weight_at % 16 == 0),
+            scales is not None and scales.data_ptr() == scale_at,
         )
         like = self._like.get(key)
         if like is None or not like.fits(job):
