@@ -150,35 +150,31 @@ def _overlap(one: Strided, other: Strided, ahead: int) -> bool:
         return True
     if not one.levels:
         return _overlap(other, one, -ahead)
-    (size, step), row = one.levels[0], one.row
-    if not other.levels and row.reach <= step:
-        return _reaches(one, other, ahead)
+    step, row = one.levels[0][1], one.row
     if other.levels and other.levels[0][1] > step:
         return _overlap(other, one, -ahead)
-    if row.reach <= step and other.reach <= step:
-        return _in_rows(one, other, ahead)
-    if other.levels and row.reach <= step and other.levels[0][1] < step:
-        parts = _split(other, step)
+    if row.reach <= step:
+        if not other.levels:
+            return _reaches(one, other, ahead)
+        if other.reach <= step:
+            return _meets_a_row(one, 1, other, ahead)
+        (count, own), other_row = other.levels[0], other.row
+        if own == step and other_row.reach <= step:
+            return _meets_a_row(one, count, other_row, ahead)
+        parts = None if own == step else _split(other, step)
         if parts is not None:
             return any(_overlap(one, part, ahead + at) for part, at in parts)
-    if other.levels and other.levels[0][1] == step and max(row.reach, other.row.reach) <= step:
-        # Row j of the other begins in the row of the one that is `first` rows on, and ends in it or
-        # in the next.
-        first, place = divmod(ahead, step)
-        return any(
-            1 - other.levels[0][0] <= rows < size and _overlap(row, other.row, at)
-            for rows, at in ((first, place), (first + 1, place - step))
-        )
     return _meet(_starts(one), one.width, [ahead + start for start in _starts(other)], other.width)
 
 
-def _in_rows(one: Strided, other: Strided, ahead: int) -> bool:
-    """Whether what is no longer than from row to row reaches into one of at most two rows."""
-    (size, step), row = one.levels[0], one.row
+def _meets_a_row(one: Strided, count: int, row: Strided, ahead: int) -> bool:
+    """Whether `count` rows as far apart as those of `one`, and no longer, reach into those."""
+    (size, step), own = one.levels[0], one.row
+    # Each begins in the row that is `first` rows on, and ends in it or in the next.
     first, place = divmod(ahead, step)
     return any(
-        0 <= index < size and _overlap(row, other, at)
-        for index, at in ((first, place), (first + 1, place - step))
+        1 - count <= rows < size and _overlap(own, row, at)
+        for rows, at in ((first, place), (first + 1, place - step))
     )
 
 

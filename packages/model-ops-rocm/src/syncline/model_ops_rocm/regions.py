@@ -25,6 +25,13 @@ def region_numel(region: Region) -> int:
     return math.prod(stop - start for start, stop in region)
 
 
+def common_region(one: Region, other: Region) -> Region:
+    """What lies in both, of as many dimensions; with an empty range where nothing does."""
+    starts = (max(a[0], b[0]) for a, b in zip(one, other, strict=True))
+    stops = (min(a[1], b[1]) for a, b in zip(one, other, strict=True))
+    return tuple((start, max(start, stop)) for start, stop in zip(starts, stops, strict=True))
+
+
 def check_region(shape: SequenceABC[int], region: Region) -> None:
     """ValueError unless `region` has a range per dimension of `shape`; ranges may be empty."""
     if not isinstance(region, SequenceABC):

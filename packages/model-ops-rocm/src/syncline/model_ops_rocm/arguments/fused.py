@@ -102,8 +102,10 @@ def check_encoded(
             require_shape(op, "out[1]", scales, wanted)
             require_dtype(op, "out[1]", scales, SCALE_DTYPES[recipe.scale])
             written["out[1]"] = scales
-        elif (address_of(scales), scales.dtype, scales.numel()) != (
-            *(address_of(scale), scale.dtype, 1),
+        elif (
+            address_of(scales) != address_of(scale)
+            or scales.dtype is not scale.dtype
+            or scales.numel() != 1
         ):
             refuse(op, "out[1]", "be the given scale", "another tensor")
     require_apart(op, written, inputs | {"scale": scale})

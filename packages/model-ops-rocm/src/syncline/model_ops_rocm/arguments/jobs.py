@@ -14,7 +14,7 @@ import torch
 from syncline.model_ops_rocm.formats.jobs import EncodeJob
 from syncline.model_ops_rocm.formats.recipes import WEIGHT, WEIGHT_SCALE
 from syncline.model_ops_rocm.memory import address_of, extent_of, share_bytes
-from syncline.model_ops_rocm.regions import Region, region_numel
+from syncline.model_ops_rocm.regions import Region, common_region, region_numel
 
 Fault = tuple[int, Exception]
 # Of what is written and of what is read: int64 [N, 2], the addresses of the first byte and after
@@ -202,15 +202,9 @@ def _meetings(
         if along is not None:
             before = [one for one in before if regions[one][along][1] > region[along][0]]
         for one in before:
-            common = _common(regions[one], region)
+            common = common_region(regions[one], region)
             if kinds[one] != kinds[index] and region_numel(common):
                 first, last = sorted((one, index))
                 yield first, last, common
                 break
         before.append(index)
-
-
-def _common(one: Region, other: Region) -> Region:
-    starts = (max(a[0], b[0]) for a, b in zip(one, other, strict=True))
-    stops = (min(a[1], b[1]) for a, b in zip(one, other, strict=True))
-    return tuple((start, max(start, stop)) for start, stop in zip(starts, stops, strict=True))

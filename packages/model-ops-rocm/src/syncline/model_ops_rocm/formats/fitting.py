@@ -4,7 +4,7 @@
 """
 
 from collections.abc import Callable, Mapping
-from typing import NoReturn, Protocol
+from typing import NoReturn
 
 import torch
 
@@ -67,15 +67,8 @@ def tensors_of(source: torch.Tensor | CodedSource) -> dict[str, torch.Tensor]:
     return source.tensors() if isinstance(source, CodedSource) else {"source": source}
 
 
-class Format(Protocol):
-    """What is asked of a storage format here."""
-
-    @property
-    def scale_layout(self) -> WeightLayout: ...
-
-
 def read_of(
-    storage: Format,
+    scale_layout: WeightLayout,
     out: Mapping[str, torch.Tensor],
     source: torch.Tensor | CodedSource,
     scales: torch.Tensor | None,
@@ -87,8 +80,8 @@ def read_of(
     read = tensors_of(source)
     if scales is not None:
         stored = out.get(WEIGHT_SCALE)
-        in_place = stored is not None and storage.scale_layout == RowMajor()
-        if stored is None or not in_place or not is_same_view(scales, stored):
+        is_in_order = scale_layout == RowMajor()
+        if stored is None or not is_in_order or not is_same_view(scales, stored):
             read["scales"] = scales
     return read
 

@@ -62,4 +62,4 @@ class EncodeJob:
 
     def read(self) -> dict[str, torch.Tensor]:
         """What storing reads beside what it writes, by the names in refusals."""
-        return read_of(self.storage_format, self.out, self.source, self.scales)
+        return read_of(self.storage_format.scale_layout, self.out, self.source, self.scales)

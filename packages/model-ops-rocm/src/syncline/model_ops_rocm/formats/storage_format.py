@@ -169,9 +169,8 @@ class StorageFormat:
             encode_by(backend, EncodeJob(self, out, source, region, scales), nonfinite)
             return
         logical_shape = self.check_encode(out, source, region, scales=scales, nonfinite=nonfinite)
-        fitting.check_apart(
-            self.describe, out, fitting.read_of(self, out, source, scales), nonfinite
-        )
+        read = fitting.read_of(self.scale_layout, out, source, scales)
+        fitting.check_apart(self.describe, out, read, nonfinite)
         if region_numel(region) == 0:
             return
         encoded = self._encode(source, region, logical_shape, scales)
