@@ -15,6 +15,7 @@ from syncline.model_ops_rocm.triton.configs.linear import (
     CODES_OF_BLOCKS,
     DECODED,
     DECODED_FP32,
+    DEEP,
     HALVES,
     INVARIANT,
     LONE,
@@ -24,8 +25,8 @@ from syncline.model_ops_rocm.triton.configs.linear import (
     QUARTERS,
     SHALLOW,
     SMALL,
+    SQUARE,
     VECTOR,
-    VECTOR_NARROW,
 )
 
 # Rows and K of the weight that the rows of a kind are for.
@@ -34,10 +35,12 @@ _SHAPES: Final = {
     QUARTERS: (4_096, 4_096),
     HALVES: (5_120, 4_096),
     LONE: (6_144, 4_096),
+    DEEP: (4_096, 12_288),
     SMALL: (2_048, 2_048),
     SHALLOW: (4_096, 1_024),
 }
 _SHAPE: Final = (12_288, 4_096)
+_ROWS_OF_VECTORS: Final = {NARROW: NARROW_VECTOR_ROWS, SQUARE: 4_096}
 _CODES: Final = {
     torch.float8_e4m3fn: CodeType.E4M3FN,
     torch.float8_e4m3fnuz: CodeType.E4M3FNUZ,
@@ -55,15 +58,19 @@ def _tokens(key: ConfigKey, num_tokens: int) -> int:
 
 
 def _shape(key: ConfigKey) -> tuple[int, int]:
-    return _SHAPES.get(key.kind.rpartition("-")[2], _SHAPE)
+    ending = key.kind.rpartition("-")[2]
+    if _is_of_a_row(key):
+        return _ROWS_OF_VECTORS.get(ending, _SHAPE[0]), min(key.up_to, _SHAPE[0])
+    return _SHAPES.get(ending, _SHAPE)
+
+
+def _is_of_a_row(key: ConfigKey) -> bool:
+    return key.kind.startswith(VECTOR)
 
 
 def _linears(key: ConfigKey, num_tokens: int) -> Iterator[tuple[str, Arguments]]:
     width, depth = _shape(key)
-    tokens = _tokens(key, num_tokens)
-    if key.kind in (VECTOR, VECTOR_NARROW):
-        tokens, depth = 1, min(key.up_to, _SHAPE[0])
-        width = NARROW_VECTOR_ROWS if key.kind == VECTOR_NARROW else width
+    tokens = 1 if _is_of_a_row(key) else _tokens(key, num_tokens)
     call: Arguments = {
         "x_TK": empty(key, tokens, depth),
         "weight": empty(key, width, depth),
@@ -85,14 +92,16 @@ def _linears(key: ConfigKey, num_tokens: int) -> Iterator[tuple[str, Arguments]]
 def _quantised(key: ConfigKey, num_tokens: int) -> Iterator[tuple[str, Arguments]]:
     code = _CODES[key.dtype]
     recipe = _recipe(Granularity.TOKEN, code)
-    if key.kind.startswith(CODES_OF_BLOCKS):
+    is_blocked = _multiplied(key).startswith(CODES_OF_BLOCKS)
+    if is_blocked:
         recipe = _recipe(Granularity.BLOCK_128X128, code)
     elif key.kind == MX or code is CodeType.E2M1:
         recipe = _mx(code)
     is_shuffled = key.up_to == _FEW and key.kind in (CODES_OF_BLOCKS, DECODED, MX)
     layout = Shuffle16x16() if is_shuffled else RowMajor()
     storage = StorageFormat(recipe=recipe, layout=layout)
-    shape = (_tokens(key, num_tokens), _shape(key)[1])
+    tokens = 1 if _is_of_a_row(key) else _tokens(key, num_tokens)
+    shape = (tokens, _shape(key)[1])
     spec = storage.storage_spec(_shape(key))
     call: Arguments = {
         **{
@@ -106,9 +115,7 @@ def _quantised(key: ConfigKey, num_tokens: int) -> Iterator[tuple[str, Arguments
         dtype = torch.float32 if key.kind == DECODED_FP32 else torch.bfloat16
         yield "decoded", call | {"x_TK": torch.empty(shape, dtype=dtype, device="meta")}
         return
-    x_recipe = (
-        _recipe(Granularity.BLOCK_1X128, code) if key.kind.startswith(CODES_OF_BLOCKS) else recipe
-    )
+    x_recipe = _recipe(Granularity.BLOCK_1X128, code) if is_blocked else recipe
     x = x_recipe.storage_spec(shape)
     call |= {
         "x_TK": torch.empty(x["weight"].shape, dtype=x["weight"].dtype, device="meta"),
@@ -121,8 +128,13 @@ def _quantised(key: ConfigKey, num_tokens: int) -> Iterator[tuple[str, Arguments
     yield layout.describe(), call
 
 
+def _multiplied(key: ConfigKey) -> str:
+    """How x and the weight are: the kind, without that it is one row."""
+    return key.kind.removeprefix(f"{VECTOR}-")
+
+
 def _is_of_codes(key: ConfigKey) -> bool:
-    return key.kind.startswith(CODES) or key.kind == MX
+    return _multiplied(key).startswith(CODES) or key.kind == MX
 
 
 def _recipe(granularity: Granularity, code: CodeType) -> Quantised:
@@ -158,7 +170,7 @@ RULES: Final[Mapping[str, Rules]] = {
     ),
     "linear_quantised": Rules(
         is_matrix=True,
-        without_matrix=_SUM,
+        without_matrix=_SUM | {"codes_vector_kernel"},
         operands=_operands,
         max_narrow_loads=34,
         max_narrow_stores=16,

@@ -14,6 +14,7 @@ from syncline.model_ops_rocm.triton.configs.linear import (
     invariant_bucket,
     kind_for_codes,
     kind_for_numbers,
+    kind_for_vector,
 )
 from syncline.model_ops_rocm.triton.geometry import matrix_of
 from syncline.model_ops_rocm.triton.ops import library
@@ -33,6 +34,9 @@ def test_kinds_of_weights_have_rows_of_their_own_on_nvidia_and_for_few_rows() ->
     assert kind(16, 4_097, 4_096) == kind(16, 6_143, 4_096) == "halves"
     assert kind(16, 6_144, 4_096) == kind(16, 8_192, 4_096) == "lone"
     assert kind(17, 8_192, 4_096) == kind(16, 8_193, 4_096) == ""
+    assert kind(17, 4_096, 8_192) == kind(64, 1, 12_288) == "deep"
+    assert kind(16, 4_096, 8_192) == "quarters"
+    assert kind(65, 4_096, 8_192) == kind(64, 4_097, 8_192) == kind(64, 4_096, 8_191) == ""
     assert kind(1, 1_024, 2_048) == kind(1, 5_120, 2_048) == "small"
     assert kind(1, 4_096, 1_024) == "shallow"
     assert kind(1, 8_192, 4_096, arch="gfx942") == kind(1, 64, 64, dtype=torch.float32) == ""
@@ -44,7 +48,8 @@ def test_kinds_of_weights_have_rows_of_their_own_on_nvidia_and_for_few_rows() ->
 
 def test_every_product_finds_a_row() -> None:
     for num_rows in (1, 16, 17, 64, 65, 100_000):
-        for columns, depth in ((1, 1), (8_192, 4_096), (8_193, 4_096), (4_096, 1_024)):
+        shapes = (1, 1), (8_192, 4_096), (8_193, 4_096), (4_096, 1_024), (4_096, 12_288)
+        for columns, depth in shapes:
             sizes = Sizes(num_rows, columns, depth)
             for arch in ("gfx942", "gfx950", "sm_90"):
                 native = torch.float8_e4m3fnuz if arch == "gfx942" else torch.float8_e4m3fn
@@ -54,6 +59,26 @@ def test_every_product_finds_a_row() -> None:
                 for kind in (CODES, CODES_OF_BLOCKS):
                     chosen = kind_for_codes(arch, kind, sizes)
                     assert key_for("linear_quantised", arch, native, num_rows, chosen)
+
+
+def test_one_row_finds_a_row_where_there_is_a_kernel_for_it() -> None:
+    assert kind_for_vector("", 1_024) == "vector-narrow"
+    assert kind_for_vector("", 1_025) == kind_for_vector("", 2_048) == "vector"
+    assert kind_for_vector("", 2_049) == kind_for_vector("", 4_096) == "vector-square"
+    assert kind_for_vector("", 4_097) == "vector"
+    assert kind_for_vector(CODES, 1_024) == "vector-codes-narrow"
+    assert kind_for_vector(CODES_OF_BLOCKS, 1_025) == "vector-codes-of-blocks"
+    for columns in (1, 1_024, 1_025, 4_096, 100_000):
+        for depth in (1, 2_048, 4_096, 32_768):
+            for dtype in (torch.bfloat16, torch.float16):
+                kind = kind_for_vector("", columns)
+                assert key_for("linear", "sm_90", dtype, depth, kind).up_to >= depth
+            for kind in (CODES, CODES_OF_BLOCKS):
+                of_row = kind_for_vector(kind, columns)
+                key = key_for("linear_quantised", "sm_90", torch.float8_e4m3fn, depth, of_row)
+                # Every thread has 16 codes of its own in each row's piece.
+                assert CONFIGS[key].constants["BLOCK_K"] >= 16 * 32 * CONFIGS[key].num_warps
+    assert {key.arch for key in CONFIGS if key.kind.startswith(VECTOR)} == {"sm_90"}
 
 
 def test_batch_invariant_calls_sum_in_one_way() -> None:

@@ -11,12 +11,14 @@ import torch
 
 from syncline.model_ops_rocm import (
     LayoutError,
+    NotPreparedError,
     Quantised,
     RowMajor,
     Shuffle16x16,
     StorageFormat,
     WeightLayout,
     detect_arch,
+    prepare,
     select,
 )
 from syncline.model_ops_rocm.layouts import Shuffle32x16
@@ -27,8 +29,15 @@ from syncline.model_ops_rocm.testing.cases.linear import (
     native_cases,
     quantised,
 )
-from syncline.model_ops_rocm.testing.parity import Case, Maker, assert_parity, results_of
+from syncline.model_ops_rocm.testing.parity import (
+    Arguments,
+    Case,
+    Maker,
+    assert_parity,
+    results_of,
+)
 from syncline.model_ops_rocm.testing.stored import encode_whole
+from syncline.model_ops_rocm.triton import sealed
 
 pytestmark = pytest.mark.gpu
 
@@ -203,6 +212,125 @@ def test_codes_by_codes_agree_with_a_product_in_float64(
     for _ in range(10):
         assert torch.equal(product(counters), in_two)
     assert not counters.any()
+
+
+def recipes_of(is_blocked: bool) -> tuple[Quantised, StorageFormat]:
+    """Of x and of the weight, in codes that the hardware multiplies."""
+    code = FN if is_native(FN) else FNUZ
+    ours = Granularity.BLOCK_1X128 if is_blocked else Granularity.TOKEN
+    theirs = Granularity.BLOCK_128X128 if is_blocked else Granularity.TOKEN
+    storage = StorageFormat(recipe=Quantised(granularity=theirs, code=code))
+    return Quantised(granularity=ours, code=code), storage
+
+
+def row_of_codes(shape: tuple[int, int], is_blocked: bool) -> tuple[Arguments, torch.Tensor]:
+    """One row by a weight of `shape`, and their product in float64."""
+    x_recipe, storage = recipes_of(is_blocked)
+    torch.manual_seed(shape[1])
+    stored = encode_whole(storage, torch.randn(shape))
+    x = encode_whole(StorageFormat(recipe=x_recipe), torch.randn(1, shape[1]))
+    call: Arguments = {
+        **{name: tensor.cuda() for name, tensor in stored.items()},
+        "storage": storage,
+        "x_TK": x["weight"].cuda(),
+        "x_scale": x["weight_scale"].cuda(),
+        "x_recipe": x_recipe,
+        "dtype": torch.float32,
+    }
+    return call, x_recipe.decode(x).double() @ storage.decode(stored).double().T
+
+
+@pytest.mark.parametrize("is_blocked", [False, True], ids=["rows", "blocks"])
+@pytest.mark.parametrize(
+    "shape",
+    [(4_096, 12_288), (8_192, 4_096), (1_024, 4_096), (1_027, 2_064), (130, 400), (5, 16)],
+    ids=str,
+)
+def test_one_row_of_codes_is_summed_in_float32_where_it_has_a_kernel(
+    shape: tuple[int, int], is_blocked: bool
+) -> None:
+    call, exact = row_of_codes(shape, is_blocked)
+    bound = 2e-6 if detect_arch() == "sm_90" else 4e-3
+    linear, bias = triton_op("linear_quantised", torch.float32), torch.randn(shape[0])
+    got = linear(**call, bias=bias.cuda())
+    exact += bias.double()
+    assert (got.cpu().double() - exact).norm() < bound * exact.norm()
+    assert torch.equal(linear(**call, bias=bias.cuda()), got)
+
+
+@pytest.mark.parametrize("is_blocked", [False, True], ids=["rows", "blocks"])
+def test_one_row_of_codes_shows_a_scale_that_is_not_a_number(is_blocked: bool) -> None:
+    linear = triton_op("linear_quantised", torch.float32)
+    for name, where, columns in (
+        ("x_scale", (0, -1), slice(0, 300)),
+        ("weight_scale", (1, 0), slice(128, 256) if is_blocked else slice(1, 2)),
+    ):
+        call, _ = row_of_codes((300, 400), is_blocked)
+        scales = cast(torch.Tensor, call[name])
+        scales[where] = float("nan")
+        expected = torch.zeros(1, 300, dtype=torch.bool)
+        expected[:, columns] = True
+        assert torch.equal(linear(**call).isnan().cpu(), expected)
+
+
+@pytest.mark.parametrize("is_blocked", [False, True], ids=["rows", "blocks"])
+def test_one_row_of_codes_is_read_after_the_kernel_that_writes_it(is_blocked: bool) -> None:
+    x_recipe, storage = recipes_of(is_blocked)
+    quantise = triton_op("quantise_activation", torch.bfloat16)
+    linear = triton_op("linear_quantised", torch.bfloat16)
+    stored = encode_whole(storage, torch.randn(2_048, 2_048))
+    weight = {name: tensor.cuda() for name, tensor in stored.items()}
+    x = torch.randn(1, 2_048, device="cuda").bfloat16()
+
+    def chain() -> torch.Tensor:
+        """Each product is the row that the next one multiplies."""
+        row = x
+        for _ in range(8):
+            codes, scales = quantise(row, x_recipe)
+            row = linear(
+                codes,
+                **weight,
+                storage=storage,
+                x_scale=scales,
+                x_recipe=x_recipe,
+                dtype=torch.bfloat16,
+            )
+            row = row / 32
+        return row
+
+    chain()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = chain()
+    for _ in range(20):
+        x.normal_()
+        graph.replay()
+        assert torch.equal(captured, chain())
+
+
+def test_one_row_of_codes_is_prepared_with_sixteen() -> None:
+    shape = (264, 528)
+    x_recipe, storage = recipes_of(False)
+    linear = triton_op("linear_quantised", torch.float32)
+    call, exact = row_of_codes(shape, False)
+    rows = x_recipe.storage_spec((16, shape[1]))
+    example = call | {
+        "x_TK": torch.empty(rows["weight"].shape, dtype=rows["weight"].dtype, device="meta"),
+        "x_scale": torch.empty(rows["weight_scale"].shape, device="meta"),
+        **{
+            name: torch.empty(spec.shape, dtype=spec.dtype, device="meta")
+            for name, spec in storage.storage_spec(shape).items()
+        },
+    }
+    with sealed(), pytest.raises(NotPreparedError):
+        linear(**call)
+    prepare(
+        "linear_quantised", [example], backend="triton", arch=detect_arch(), dtype=torch.float32
+    )
+    with sealed():
+        got = linear(**call)
+    assert (got.cpu().double() - exact).norm() < 4e-3 * exact.norm()
 
 
 @pytest.mark.parametrize("num_tokens", [2, 16])

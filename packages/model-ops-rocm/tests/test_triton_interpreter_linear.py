@@ -1,13 +1,13 @@
 """Products with a stored weight, interpreted on the CPU, beyond the calls that every op has."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import cast
 
 import pytest
 import torch
 
-from syncline.model_ops_rocm import RowMajor, select
-from syncline.model_ops_rocm.quant import CodeType
+from syncline.model_ops_rocm import Quantised, RowMajor, StorageFormat, select
+from syncline.model_ops_rocm.quant import CodeType, Granularity
 from syncline.model_ops_rocm.testing.cases import tolerance_of
 from syncline.model_ops_rocm.testing.cases.linear import MX_CASES, native_cases
 from syncline.model_ops_rocm.testing.parity import Case, assert_parity
@@ -24,6 +24,95 @@ def test_codes_times_codes_are_what_the_reference_says(
     reference = cast(Callable[..., object], select(case.op, dtype=dtype))
     tolerance = tolerance_of(case.op, dtype)
     assert_parity(case, dtype, kernels[case.op], reference, tolerance=tolerance)
+
+
+def row_of_codes(depth: int, *, is_blocked: bool) -> dict[str, object]:
+    """One row by 136 columns; codes are small integers and scales are 1, so any sum is exact."""
+    draw = torch.Generator().manual_seed(depth)
+    ours, theirs = Granularity.TOKEN, Granularity.TOKEN
+    if is_blocked:
+        ours, theirs = Granularity.BLOCK_1X128, Granularity.BLOCK_128X128
+    storage = StorageFormat(recipe=Quantised(granularity=theirs, code=CodeType.E4M3FN))
+    x_recipe = Quantised(granularity=ours, code=CodeType.E4M3FN)
+    call: dict[str, object] = {"storage": storage, "x_recipe": x_recipe, "dtype": torch.float32}
+    for names, spec in (
+        (("weight", "weight_scale"), storage.storage_spec((136, depth))),
+        (("x_TK", "x_scale"), x_recipe.storage_spec((1, depth))),
+    ):
+        shape = spec["weight"].shape
+        integers = torch.randint(-8, 9, tuple(shape), generator=draw)
+        call[names[0]] = integers.float().to(torch.float8_e4m3fn)
+        call[names[1]] = torch.ones(spec["weight_scale"].shape)
+    return call
+
+
+def tensors_of(call: Mapping[str, object], *names: str) -> Iterator[torch.Tensor]:
+    yield from (cast(torch.Tensor, call[name]) for name in names)
+
+
+@pytest.mark.parametrize("is_blocked", [False, True], ids=["rows", "blocks"])
+@pytest.mark.parametrize("depth", [16, 400, 4_096, 4_112, 37])
+def test_one_row_of_codes_is_multiplied_exactly(kernels: Ops, depth: int, is_blocked: bool) -> None:
+    call = row_of_codes(depth, is_blocked=is_blocked)
+    x, weight = tensors_of(call, "x_TK", "weight")
+    bias = torch.arange(136) / 8
+    got = kernels["linear_quantised"](**call, bias=bias)
+    assert isinstance(got, torch.Tensor)
+    assert torch.equal(got, x.float() @ weight.float().T + bias)
+
+
+@pytest.mark.parametrize("is_blocked", [False, True], ids=["rows", "blocks"])
+def test_one_row_shows_a_scale_that_is_not_a_number(kernels: Ops, is_blocked: bool) -> None:
+    for name, where, columns in (
+        ("x_scale", (0, -1), slice(0, 136)),
+        # Of a block of rows, or of one.
+        ("weight_scale", (1, 0), slice(128, 136) if is_blocked else slice(1, 2)),
+    ):
+        call = row_of_codes(400, is_blocked=is_blocked)
+        (scales,) = tensors_of(call, name)
+        scales[where] = float("nan")
+        got = kernels["linear_quantised"](**call)
+        assert isinstance(got, torch.Tensor)
+        expected = torch.zeros(1, 136, dtype=torch.bool)
+        expected[:, columns] = True
+        assert torch.equal(got.isnan(), expected)
+
+
+def test_scales_of_one_row_multiply_one_after_another(kernels: Ops) -> None:
+    # The product of both scales is infinite, or zero; that of sum and scales is neither.
+    for x_scale, weight_scale, code in ((2.0**-9, 2.0**-141, 448.0), (2.0**70, 2.0**64, 2.0**-9)):
+        call = row_of_codes(16, is_blocked=False)
+        x, weight, x_scales, scales = tensors_of(call, "x_TK", "weight", "x_scale", "weight_scale")
+        for codes, scale, value in ((x, x_scales, x_scale), (weight, scales, weight_scale)):
+            codes.copy_(torch.full(codes.shape, code))
+            scale.fill_(value)
+        got = kernels["linear_quantised"](**call)
+        assert isinstance(got, torch.Tensor)
+        exact = torch.full((1, 136), 16 * code**2, dtype=torch.float64) * x_scale * weight_scale
+        assert torch.equal(got, exact.float())
+
+
+def test_what_a_row_of_codes_is_read_by(kernels: Ops) -> None:
+    from syncline.model_ops_rocm.triton.launch import LAUNCHER
+    from syncline.model_ops_rocm.triton.ops.linear_operand import Operand
+    from syncline.model_ops_rocm.triton.ops.linear_vector_codes import takes
+
+    def of_code(code: CodeType, columns: int = 64) -> Operand:
+        recipe = Quantised(granularity=Granularity.TOKEN, code=code)
+        spec = StorageFormat(recipe=recipe).storage_spec((8, columns))
+        tensors = {name: torch.empty(one.shape, dtype=one.dtype) for name, one in spec.items()}
+        return Operand(codes=tensors["weight"], scale=tensors["weight_scale"], recipe=recipe)
+
+    weight = of_code(CodeType.E4M3FN)
+    assert takes(weight, 8, 64)
+    assert takes(weight, 5, 48)
+    assert not takes(weight, 8, 50)
+    assert not takes(of_code(CodeType.E4M3FN, 63), 8, 48)
+    assert not takes(of_code(CodeType.E4M3FN, 65_536), 8, 65_536)
+    assert not takes(of_code(CodeType.E4M3FNUZ), 8, 64)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(LAUNCHER, "interpreted_arch", "gfx950")
+        assert not takes(weight, 8, 64)
 
 
 def multiply(

@@ -165,6 +165,20 @@ def native_cases(code: CodeType) -> tuple[Case, ...]:
             layout=_SHUFFLED,
             multiples=(16, 64),
         ),
+        # One row: of several pieces, of blocks, of columns that are no whole number of anything.
+        quantised(token, (1, 37, 2_320), x_recipe=token),
+        quantised(tensor, (1, 1_030, 64), x_recipe=token),
+        quantised(token, (1, 21, 1_037), x_recipe=tensor),
+        quantised(block, (1, 130, 400), x_recipe=row_block),
+        quantised(row_block, (1, 20, 144), x_recipe=token),
+        quantised(token, (1, 16, 4_112), x_recipe=row_block),
+        quantised(
+            _e8m0(Granularity.BLOCK_128X128, code),
+            (1, 130, 208),
+            x_recipe=_e8m0(Granularity.BLOCK_1X128, code),
+            multiples=(16, 64),
+        ),
+        quantised(token, (1, 33, 160), x_recipe=token, is_invariant=True),
     )
 
 

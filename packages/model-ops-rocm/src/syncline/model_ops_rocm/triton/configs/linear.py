@@ -32,10 +32,9 @@ CODES_OF_BLOCKS: Final = "codes-of-blocks"
 DECODED: Final = "decoded"
 DECODED_FP32: Final = "decoded-fp32"
 MX: Final = "mx"
-# One row of x, whose buckets are columns of the weight.
+# One row of x, whose buckets are columns of the weight; with `kind_for_vector`'s additions.
 VECTOR: Final = "vector"
-VECTOR_NARROW: Final = "vector-narrow"  # of at most so many rows of the weight:
-NARROW_VECTOR_ROWS: Final = 1_024
+NARROW_VECTOR_ROWS: Final = 1_024  # of the weight, at most, are NARROW
 # (arch, dtype) -> the most rows of x that Triton multiplies with a row-major weight as fast as the
 # vendor's library, which takes all beyond: cuBLAS, on an H200. Batch-invariant calls stay.
 FEWER_THAN_LIBRARY: Final[Mapping[tuple[str, torch.dtype], int]] = MappingProxyType(
@@ -44,16 +43,20 @@ FEWER_THAN_LIBRARY: Final[Mapping[tuple[str, torch.dtype], int]] = MappingProxyT
 _AMD: Final = ("gfx942", "gfx950")
 # What is added to a kind for weights that a plain row does not serve well. INVARIANT: few rows, in
 # an order of sums that the widest bucket has too. NARROW: fewer tiles than processors share them.
-# QUARTERS and HALVES: parts of so few tiles; LONE: tiles for nearly every processor, whole.
+# QUARTERS and HALVES: parts of so few tiles; LONE: tiles for nearly every processor, whole. DEEP:
+# few tiles of so much K that more rows than FEWER_THAN_LIBRARY stay. SQUARE: not much more K.
 # SMALL and SHALLOW: so few bytes that a launch weighs more, and of those the ones of little K.
 INVARIANT: Final = "invariant"
 NARROW: Final = "narrow"
 QUARTERS: Final = "quarters"
 HALVES: Final = "halves"
 LONE: Final = "lone"
+DEEP: Final = "deep"
+SQUARE: Final = "square"
 SMALL: Final = "small"
 SHALLOW: Final = "shallow"
 _FEW_ROWS: Final = 16
+_MORE_ROWS: Final = 64
 _INVARIANT_ROWS: Final = {"": 512, CODES: 512, CODES_OF_BLOCKS: 64}
 _QUARTERED_COLUMNS: Final = 4_096
 _HALVED_COLUMNS: Final = 6_143
@@ -61,6 +64,7 @@ _FEW_COLUMNS: Final = 8_192
 _SOME_ROWS: Final = 256
 _SMALL_WEIGHT: Final = 12 * 2**20
 _MUCH_K: Final = 2_048
+_DEEP_K: Final = 8_192
 
 
 class Sizes(NamedTuple):
@@ -73,8 +77,11 @@ class Sizes(NamedTuple):
 
 def kind_for_numbers(arch: str, dtype: torch.dtype, sizes: Sizes) -> str:
     """The kind of `linear`'s rows for a product that is not batch-invariant."""
-    if arch in _AMD or dtype == torch.float32 or sizes.num_rows > _FEW_ROWS:
+    if arch in _AMD or dtype == torch.float32:
         return ""
+    if sizes.num_rows > _FEW_ROWS:
+        is_narrow = sizes.num_columns <= _QUARTERED_COLUMNS and sizes.depth >= _DEEP_K
+        return DEEP if is_narrow and sizes.num_rows <= _MORE_ROWS else ""
     if sizes.num_columns * sizes.depth <= _SMALL_WEIGHT:
         return SMALL if sizes.depth >= _MUCH_K else SHALLOW
     if sizes.num_columns > _FEW_COLUMNS:
@@ -90,6 +97,15 @@ def kind_for_codes(arch: str, kind: str, sizes: Sizes) -> str:
     if arch in _AMD or not is_narrow or sizes.num_rows > _SOME_ROWS:
         return kind
     return f"{kind}-{NARROW}"
+
+
+def kind_for_vector(kind: str, num_columns: int) -> str:
+    """The kind of the rows for one row of x, where those for more rows are of `kind`."""
+    if num_columns <= NARROW_VECTOR_ROWS:
+        return f"{VECTOR}-{kind}-{NARROW}" if kind else f"{VECTOR}-{NARROW}"
+    if kind:
+        return f"{VECTOR}-{kind}"
+    return f"{VECTOR}-{SQUARE}" if _MUCH_K < num_columns <= _QUARTERED_COLUMNS else VECTOR
 
 
 def invariant_bucket(arch: str, kind: str, num_rows: int) -> tuple[int, str]:
@@ -187,6 +203,7 @@ _HALF: Final[Mapping[str, Buckets]] = {
     QUARTERS: {16: _merged(_few((16, 64, 128), 4, 3, splits=4, head=256, overlap=(256, 4)))},
     HALVES: {16: _few((16, 64, 128), 4, 4, splits=2, overlap=(0, 4))},
     LONE: {16: _few((16, 64, 128), 4, 5, overlap=(0, 4))},
+    DEEP: {64: _few((64, 64, 128), 4, 5, splits=2, overlap=(256, 7))},
     SMALL: {16: _few((16, 32, 128), 4, 4, splits=2, overlap=(0, 7))},
     SHALLOW: {16: _few((16, 32, 128), 4, 4, overlap=(0, 7))},
 }
@@ -201,15 +218,31 @@ def _vector(block_n: int, block_k: int, num_warps: int) -> LaunchConfig:
     )
 
 
-_VECTOR: Final[Buckets] = {
-    1_024: _vector(4, 1_024, 4),
-    2_048: _vector(2, 1_024, 2),
-    ANY_WIDTH: _vector(4, 2_048, 8),
+_VECTOR: Final[Mapping[str, Buckets]] = {
+    "nvidia": {
+        2_048: _vector(4, 1_024, 4),
+        ANY_WIDTH: _vector(4, 2_048, 8),
+    },
+    SQUARE: {4_096: _vector(4, 1_024, 4), ANY_WIDTH: _vector(4, 2_048, 8)},
+    NARROW: {
+        2_048: _vector(2, 2_048, 8),
+        4_096: _vector(2, 4_096, 4),
+        ANY_WIDTH: _vector(8, 1_024, 4),
+    },
 }
-_VECTOR_NARROW: Final[Buckets] = {
-    2_048: _vector(2, 2_048, 8),
-    4_096: _vector(2, 4_096, 4),
-    ANY_WIDTH: _vector(8, 1_024, 4),
+# A thread has 16 codes of each of BLOCK_N rows, where BLOCK_K is 512 for each warp: the more rows,
+# the fewer conversions of x for each byte of the weight, and the more registers.
+_VECTOR_CODES: Final[Mapping[str, Buckets]] = {
+    "nvidia": {
+        2_048: _vector(4, 1_024, 2),
+        4_096: _vector(8, 1_024, 2),
+        ANY_WIDTH: _vector(4, 2_048, 2),
+    },
+    NARROW: {
+        2_048: _vector(2, 1_024, 2),
+        4_096: _vector(2, 2_048, 4),
+        ANY_WIDTH: _vector(2, 2_048, 4),
+    },
 }
 _FULL: Final[Mapping[str, Buckets]] = {
     "amd": {64: _few((16, 64, 32), 4, 2), ANY_WIDTH: _many((128, 64, 32), 8, 2)},
@@ -230,7 +263,7 @@ _CODES: Final[Mapping[str, Buckets]] = {
     INVARIANT: {64: _few((64, 64, 128), 4, 4), 512: _many((64, 128, 128), 4, 4)},
     NARROW: {
         16: _few((16, 64, 128), 4, 6, splits=4, overlap=(0, 4)),
-        64: _few((64, 64, 256), 4, 3, splits=4, overlap=(0, 7)),
+        64: _few((64, 64, 128), 4, 6, splits=3, overlap=(0, 4)),
         128: _few((128, 64, 128), 4, 4, splits=4, overlap=(0, 7)),
         256: _few((128, 64, 128), 4, 4, splits=2, overlap=(0, 7)),
     },
@@ -265,9 +298,7 @@ def table() -> Iterator[Row]:
     for arch in (*_AMD, "sm_90"):
         for dtype in HALF_DTYPES:
             yield from _rows("linear", arch, dtype, "", _HALF)
-            if arch not in _AMD:
-                yield from _buckets("linear", arch, dtype, VECTOR, _VECTOR)
-                yield from _buckets("linear", arch, dtype, VECTOR_NARROW, _VECTOR_NARROW)
+            yield from _rows("linear", arch, dtype, VECTOR, _VECTOR)
         yield from _rows("linear", arch, torch.float32, "", _FULL)
         yield from _quantised(arch)
 
@@ -277,6 +308,8 @@ def _quantised(arch: str) -> Iterator[Row]:
     op, native = "linear_quantised", fnuz if arch == "gfx942" else fn
     yield from _rows(op, arch, native, CODES, _CODES)
     yield from _rows(op, arch, native, CODES_OF_BLOCKS, _CODES_OF_BLOCKS)
+    yield from _rows(op, arch, native, f"{VECTOR}-{CODES}", _VECTOR_CODES)
+    yield from _rows(op, arch, native, f"{VECTOR}-{CODES_OF_BLOCKS}", _VECTOR_CODES)
     for dtype in (fn, fnuz, e2m1):
         decoded = _DECODED["amd" if arch in _AMD else "nvidia"]
         if dtype not in (native, e2m1):

@@ -10,7 +10,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 
 @triton.jit
-def _rows_of(at, columns, depth, EVEN_K: tl.constexpr):
+def rows_of(at, columns, depth, EVEN_K: tl.constexpr):
     """A piece of the rows; read once, so it need not stay in the cache."""
     if EVEN_K:
         piece = tl.load(at, eviction_policy="evict_first")
@@ -48,7 +48,7 @@ def linear_vector_kernel(
     at = weight_ptr + read[:, None] * weight_stride + columns[None, :]
     if OVERLAP:
         gdc_launch_dependents()
-    piece = _rows_of(at, columns, DEPTH, EVEN_K)
+    piece = rows_of(at, columns, DEPTH, EVEN_K)
     if OVERLAP:
         gdc_wait()
     # Each thread adds up the columns of its own 16 bytes at once, which leaves registers for loads.
@@ -59,7 +59,7 @@ def linear_vector_kernel(
         current = piece
         if number + 1 < NUM_PIECES:
             start = (number + 1) * BLOCK_K
-            piece = _rows_of(at + start, start + columns, DEPTH, EVEN_K)
+            piece = rows_of(at + start, start + columns, DEPTH, EVEN_K)
         products = current.to(tl.float32) * x.to(tl.float32)[None, :]
         acc += tl.sum(products.reshape(BLOCK_N, BLOCK_K // RUN, RUN), axis=2)
     total = tl.sum(acc, axis=1)

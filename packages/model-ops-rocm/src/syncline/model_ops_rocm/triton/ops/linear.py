@@ -10,6 +10,7 @@ from syncline.model_ops_rocm.checks import require_contiguous
 from syncline.model_ops_rocm.layouts import RowMajor, Shuffle16x16, WeightLayout
 from syncline.model_ops_rocm.triton.configs.base import ANY_WIDTH, ConfigKey
 from syncline.model_ops_rocm.triton.configs.linear import (
+    DEEP,
     FEWER_THAN_LIBRARY,
     Sizes,
     invariant_bucket,
@@ -32,7 +33,7 @@ from syncline.model_ops_rocm.triton.targets import LaunchConfig
 
 _SHUFFLED: Final = Shuffle16x16()
 # The bucket of the tables that one row would be in.
-_FEW_ROWS: Final = 16
+FEW_ROWS: Final = 16
 LAYOUTS: Final[tuple[WeightLayout, ...]] = (RowMajor(), _SHUFFLED)
 
 
@@ -40,7 +41,7 @@ class TritonLinear:
     """See `contracts.Linear`.
 
     Where `configs.linear.FEWER_THAN_LIBRARY` says so, a product with a row-major weight is the
-    library's, unless strides would make it copy.
+    library's, unless strides would make it copy or it is of a kind that Triton is faster at.
     """
 
     __slots__ = ()
@@ -145,7 +146,7 @@ def _is_for_vector(
     batch_invariant: bool,
 ) -> bool:
     """Whether one row is multiplied by itself; compiled wherever one row may come."""
-    is_row = x.num_rows == 1 or (LAUNCHER.is_compiling and x.num_rows <= _FEW_ROWS)
+    is_row = x.num_rows == 1 or (LAUNCHER.is_compiling and x.num_rows <= FEW_ROWS)
     is_plain = layout != _SHUFFLED and not batch_invariant
     return is_row and is_plain and linear_vector.takes(x_TK, weight)
 
@@ -164,7 +165,7 @@ def _configuration(
 def _is_for_library(product: Product, x: Matrix, weight: torch.Tensor) -> bool:
     key = product.chosen[0]
     most = FEWER_THAN_LIBRARY.get((key.arch, key.dtype), product.num_rows)
-    if product.num_rows <= most or LAUNCHER.is_compiling or IS_INTERPRETED:
+    if product.num_rows <= most or key.kind == DEEP or LAUNCHER.is_compiling or IS_INTERPRETED:
         return False
     written = matrix_of(LINEAR, "out", product.out)
     return library.reads(x, written, matrix_of(LINEAR, "weight", weight))

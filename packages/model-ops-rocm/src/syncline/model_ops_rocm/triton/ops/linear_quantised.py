@@ -22,16 +22,17 @@ from syncline.model_ops_rocm.checks import refuse
 from syncline.model_ops_rocm.formats.quantised import Quantised
 from syncline.model_ops_rocm.formats.storage_format import StorageFormat
 from syncline.model_ops_rocm.layouts import RowMajor, WeightLayout
-from syncline.model_ops_rocm.quant.scheme import CodeType, Granularity, ScaleType
+from syncline.model_ops_rocm.quant.scheme import CodeType
 from syncline.model_ops_rocm.triton.configs import CONFIGS, key_for
 from syncline.model_ops_rocm.triton.configs import linear as tables
 from syncline.model_ops_rocm.triton.geometry import matrix_of
-from syncline.model_ops_rocm.triton.kernels import linear_decoded
 from syncline.model_ops_rocm.triton.kernels.linear_decoded import decoded_linear_kernel
 from syncline.model_ops_rocm.triton.kernels.linear_mx import mx_linear_kernel
 from syncline.model_ops_rocm.triton.kernels.linear_quantised import codes_linear_kernel
 from syncline.model_ops_rocm.triton.launch import IS_INTERPRETED, LAUNCHER, require_reachable
-from syncline.model_ops_rocm.triton.ops.linear import LAYOUTS
+from syncline.model_ops_rocm.triton.ops import linear_vector_codes
+from syncline.model_ops_rocm.triton.ops.linear import FEW_ROWS, LAYOUTS
+from syncline.model_ops_rocm.triton.ops.linear_operand import CODE_NUMBERS, Operand
 from syncline.model_ops_rocm.triton.ops.products import (
     Product,
     chunk_of,
@@ -41,79 +42,16 @@ from syncline.model_ops_rocm.triton.ops.products import (
     prefetch,
     split_bytes,
 )
-from syncline.model_ops_rocm.triton.targets import casts_natively
 
-_BYTES: Final = torch.uint8
-_SCALE_DEPTHS: Final = {
-    Granularity.TENSOR: 0,
-    Granularity.TOKEN: 0,
-    Granularity.BLOCK_1X128: 128,
-    Granularity.BLOCK_128X128: 128,
-    Granularity.BLOCK_1X32: 32,
-}
-_CODES: Final = {
-    CodeType.E4M3FN: linear_decoded.E4M3FN.value,
-    CodeType.E4M3FNUZ: linear_decoded.E4M3FNUZ.value,
-    CodeType.E2M1: linear_decoded.E2M1.value,
-}
-_NATIVE: Final = linear_decoded.NATIVE.value
 _MX_ARCH: Final = "gfx950"
 _OF_CODES: Final = (tables.CODES, tables.CODES_OF_BLOCKS)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Operand:
-    """Codes and scales of one side, and how a kernel steps through the scales."""
-
-    codes: torch.Tensor
-    scale: torch.Tensor
-    recipe: Quantised
-
-    @property
-    def scales(self) -> torch.Tensor:
-        """As a kernel can read them: e8m0 as bytes."""
-        return self.scale.view(_BYTES) if self.is_e8m0 else self.scale
-
-    @property
-    def is_e8m0(self) -> bool:
-        return self.recipe.scale is ScaleType.E8M0
-
-    @property
-    def is_mx(self) -> bool:
-        return self.is_e8m0 and self.scale_depth == 32
-
-    @property
-    def scale_row(self) -> int:
-        return 0 if self.recipe.granularity is Granularity.TENSOR else self.scale.stride(0)
-
-    @property
-    def scale_block(self) -> int:
-        return int(self.scale_depth != 0)
-
-    @property
-    def scale_rows(self) -> int:
-        return 128 if self.recipe.granularity is Granularity.BLOCK_128X128 else 1
-
-    @property
-    def scale_depth(self) -> int:
-        return _SCALE_DEPTHS[self.recipe.granularity]
-
-    def native(self, arch: str) -> bool:
-        """Whether the target has instructions for the codes, which the interpreter has not."""
-        return not IS_INTERPRETED and casts_natively(arch, self.recipe.code)
-
-    def readable(self, arch: str) -> torch.Tensor:
-        return self.codes if self.native(arch) else self.codes.view(_BYTES)
-
-    def code(self, arch: str) -> int:
-        return int(_NATIVE if self.native(arch) else _CODES[self.recipe.code])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Call:
     """What every path of the op passes on."""
 
-    weight: _Operand
+    weight: Operand
     layout: WeightLayout
     num_columns: int
     depth: int
@@ -205,7 +143,7 @@ class TritonLinearQuantised:
         recipe, (num_columns, depth) = check_quantised_weight(weight, weight_scale, storage)
         require_layout(LINEAR_QUANTISED, storage.layout, LAYOUTS)
         require_layout(LINEAR_QUANTISED, storage.scale_layout, (RowMajor(),))
-        if recipe.code not in _CODES:
+        if recipe.code not in CODE_NUMBERS:
             refuse(LINEAR_QUANTISED, "storage", "have fp8 or e2m1 codes", storage.describe())
         left, x_dtype = None, None
         if x_recipe is None:
@@ -213,7 +151,7 @@ class TritonLinearQuantised:
             x_dtype = x_TK.dtype
         else:
             scale = check_x_of_codes(x_TK, x_scale, x_recipe, depth)
-            left = _Operand(codes=x_TK, scale=scale, recipe=x_recipe)
+            left = Operand(codes=x_TK, scale=scale, recipe=x_recipe)
         shape = (*x_TK.shape[:-1], num_columns)
         dtype = check_quantised_result(
             *(shape, bias, out),
@@ -238,7 +176,7 @@ class TritonLinearQuantised:
         if out is None:
             out = torch.empty(shape, dtype=dtype, device=x_TK.device)
         call = _Call(
-            weight=_Operand(codes=weight, scale=weight_scale, recipe=recipe),
+            weight=Operand(codes=weight, scale=weight_scale, recipe=recipe),
             layout=storage.layout,
             num_columns=num_columns,
             depth=depth,
@@ -287,13 +225,17 @@ def _decoded(call: _Call, x_TK: torch.Tensor) -> None:
     product.finish(parts)
 
 
-def _codes(call: _Call, x: _Operand) -> None:
+def _codes(call: _Call, x: Operand) -> None:
     weight = call.weight
     of_blocks = bool(x.scale_depth or weight.scale_depth)
     if x.recipe.code is not weight.recipe.code or 32 in (x.scale_depth, weight.scale_depth):
         _refuse_pair(x, weight)
     if not IS_INTERPRETED and not weight.native(LAUNCHER.arch):
         _refuse_pair(x, weight)
+    if _is_for_vector(call, x):
+        linear_vector_codes.multiply_row(x, weight, call.bias, call.out, call.depth)
+        if not LAUNCHER.is_compiling:
+            return
     kind = tables.CODES_OF_BLOCKS if of_blocks else tables.CODES
     product = call.product(kind, x.codes.shape[0])
     arch = product.chosen[0].arch
@@ -329,7 +271,16 @@ def _codes(call: _Call, x: _Operand) -> None:
     product.finish(parts)
 
 
-def _mx(call: _Call, x: _Operand) -> None:
+def _is_for_vector(call: _Call, x: Operand) -> bool:
+    """Whether one row is multiplied by itself; compiled wherever one row may come."""
+    num_rows = x.codes.shape[0]
+    is_row = num_rows == 1 or (LAUNCHER.is_compiling and num_rows <= FEW_ROWS)
+    is_plain = call.layout == RowMajor() and not call.is_invariant
+    sizes = call.num_columns, call.depth
+    return is_row and is_plain and linear_vector_codes.takes(call.weight, *sizes)
+
+
+def _mx(call: _Call, x: Operand) -> None:
     weight = call.weight
     if CodeType.E4M3FNUZ in (x.recipe.code, weight.recipe.code):
         _refuse_pair(x, weight)
@@ -359,7 +310,7 @@ def _mx(call: _Call, x: _Operand) -> None:
     )
 
 
-def _refuse_pair(x: _Operand, weight: _Operand) -> NoReturn:
+def _refuse_pair(x: Operand, weight: Operand) -> NoReturn:
     got = f"{x.recipe.describe()} times {weight.recipe.describe()}"
     refuse(LINEAR_QUANTISED, "x_recipe", "go with the weight's where both are native", got)
 

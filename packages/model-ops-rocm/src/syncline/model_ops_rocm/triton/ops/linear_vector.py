@@ -6,11 +6,7 @@ import torch
 
 from syncline.model_ops_rocm.arguments.linear import LINEAR
 from syncline.model_ops_rocm.triton.configs import CONFIGS
-from syncline.model_ops_rocm.triton.configs.linear import (
-    NARROW_VECTOR_ROWS,
-    VECTOR,
-    VECTOR_NARROW,
-)
+from syncline.model_ops_rocm.triton.configs.linear import VECTOR, kind_for_vector
 from syncline.model_ops_rocm.triton.geometry import matrix_of
 from syncline.model_ops_rocm.triton.kernels.linear_vector import linear_vector_kernel
 from syncline.model_ops_rocm.triton.launch import LAUNCHER, overlaps
@@ -35,8 +31,7 @@ def multiply_row(
 ) -> None:
     """out = x @ weight^T + bias for x of one row."""
     num_columns, depth = weight.shape
-    kind = VECTOR_NARROW if num_columns <= NARROW_VECTOR_ROWS else VECTOR
-    chosen = LAUNCHER.config(LINEAR, x_TK.dtype, depth, kind)
+    chosen = LAUNCHER.config(LINEAR, x_TK.dtype, depth, kind_for_vector("", num_columns))
     block_n = chosen[1].constants["BLOCK_N"]
     x, written = matrix_of(LINEAR, "x", x_TK), matrix_of(LINEAR, "out", out)
     LAUNCHER.launch(
