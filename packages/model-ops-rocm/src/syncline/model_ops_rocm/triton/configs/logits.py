@@ -1,12 +1,12 @@
 """Configurations of the ops from logits to tokens; imports no Triton. The bucket is a vocabulary.
 
 Kinds: `row` is the program that finishes a row; the others, which come before it, are those of
-`sample` for every op. `tiles` is a pass over the logits, TILES of VOCAB_TILE ids to a program.
-Of the filters, `bracket` draws a sample of FEW or MANY runs of WIDTH ids, and sets no bound from
-above where MOST logits lie over the lower one; `collect` is a pass over what may lie between;
-`settle` searches a list of one of three sizes, and then takes KEPT logits of each tile at a time;
-`filter` reads a row, CHUNKS x WIDTH ids to a step, and `kept` its tiles, TILES to a program. Those
-of sm_90 were measured on an H200, the others were not.
+`sample` for every op. `tiles` is a pass over the logits. Of the filters, `bracket` draws a sample
+of FEW or MANY runs of WIDTH ids, and sets no bound from above where MOST logits lie over the lower
+one; `collect` is a pass over what may lie between, each of LANES with a run of ids; `settle`
+searches a list of one of three sizes in THREADS columns, and then takes KEPT logits of each tile at
+a time; `filter` reads a row, CHUNKS x WIDTH ids to a step, and `kept` its tiles. Those of sm_90
+were measured on an H200, the others were not.
 """
 
 from collections.abc import Iterator, Mapping
@@ -20,8 +20,8 @@ from syncline.model_ops_rocm.triton.targets import SUPPORTED_ARCHS, LaunchConfig
 
 _ROW_OPS: Final = ("sample", "token_logprobs", "top_logprobs", "logits_partials")
 _SAMPLES: Final = {"FEW": 64, "MANY": 512, "WIDTH": 32, "MOST": 1_700}
-_LISTS: Final = {"SMALL": 512, "MEDIUM": 2_048, "LARGE": 4_096, "KEPT": 4}
-_SHORTER: Final = {"SMALL": 256, "MEDIUM": 1_024, "LARGE": 2_048, "KEPT": 4}
+_LISTS: Final = {"SMALL": 512, "MEDIUM": 2_048, "LARGE": 4_096, "KEPT": 4, "THREADS": 256}
+_SHORTER: Final = {"SMALL": 256, "MEDIUM": 1_024, "LARGE": 2_048, "KEPT": 4, "THREADS": 256}
 
 
 def _launch(
@@ -36,13 +36,14 @@ def _searches(arch: str, dtype: torch.dtype) -> Iterator[tuple[str, LaunchConfig
     """What comes before a row's own program, in order."""
     is_nvidia = arch.startswith("sm_")
     is_one_warp = is_nvidia and dtype in HALF_DTYPES
-    yield "tiles", LaunchConfig(num_warps=1 if is_one_warp else 2, constants={"TILES": 2})
-    yield "bracket", _launch(arch, 4 if is_nvidia else 8, _SAMPLES)
-    yield "collect", _launch(arch, 2)
+    yield "tiles", _launch(arch, 1 if is_one_warp else 2)
+    sampled = {**_SAMPLES, "UNROLL": 2 if is_nvidia and dtype in HALF_DTYPES else 1}
+    yield "bracket", _launch(arch, 4 if is_nvidia else 8, sampled)
+    yield "collect", _launch(arch, 1, {"LANES": 32 if is_nvidia else 64})
     # On AMD a comparison of 64 lanes takes two scalar registers, so a lane has few elements there.
     yield "settle", _launch(arch, 8, _LISTS) if is_nvidia else _launch(arch, 16, _SHORTER)
     yield "filter", _launch(arch, 8, {"CHUNKS": 4 if is_nvidia else 1, "WIDTH": 2_048})
-    yield "kept", _launch(arch, 1, {"TILES": 10 if is_nvidia else 5})
+    yield "kept", _launch(arch, 1)
 
 
 def table() -> Iterator[Row]:

@@ -30,3 +30,14 @@ def await_turn(OVERLAP: tl.constexpr):
     if OVERLAP:
         gdc_wait()
         gdc_launch_dependents()
+
+
+@triton.jit
+def await_and_end(OVERLAP: tl.constexpr):
+    """As `await_inputs`, but the next kernel starts only when all programs of this one have ended.
+
+    For one before few programs that take long: they are spread evenly only over multiprocessors
+    that are empty.
+    """
+    if OVERLAP:
+        gdc_wait()

@@ -11,7 +11,7 @@ NaN; a NaN among the logits makes its tile's sum NaN, and so does +inf.
 import triton
 import triton.language as tl
 
-from syncline.model_ops_rocm.triton.kernels.dependent import await_inputs
+from syncline.model_ops_rocm.triton.kernels.dependent import await_and_end, await_turn
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 NEG_INF = tl.constexpr(float("-inf"))
@@ -67,7 +67,24 @@ def log1p_of(x):
     return tl.where(rounded == 1.0, x, tl.where(x < float("inf"), corrected, x))
 
 
-@triton.jit(do_not_specialize=["num_real", "num_tiles"])
+@triton.jit
+def ask_for_tile(
+    row_ptr, tile, last_stride, num_columns, is_read, TILE: tl.constexpr, EVICTION: tl.constexpr
+):  # fmt: skip
+    """[TILE] as stored, if it `is_read`; anything beyond the columns."""
+    columns = tile * TILE + tl.arange(0, TILE)
+    at = row_ptr + columns.to(tl.int64) * last_stride
+    is_here = columns < tl.where(is_read, num_columns, 0)
+    return tl.load(at, mask=is_here, other=0.0, eviction_policy=EVICTION)
+
+
+@triton.jit
+def only_real(x, tile, num_real, TILE: tl.constexpr):
+    """float32 [TILE]: -inf beyond the `num_real` ids."""
+    return tl.where(tile * TILE + tl.arange(0, TILE) < num_real, x, NEG_INF)
+
+
+@triton.jit(do_not_specialize=["num_real", "num_tiles", "tiles_each"])
 def tile_stats_kernel(
     logits_ptr,
     temperature_ptr,
@@ -79,27 +96,40 @@ def tile_stats_kernel(
     num_columns,
     num_real,
     num_tiles,
+    tiles_each,
     HAS_TEMPERATURE: tl.constexpr,
     HAS_MARKS: tl.constexpr,  # a negative one: a padding row
-    TILES: tl.constexpr,
+    IS_FILTERED: tl.constexpr,  # whether the row is read once more
     TILE: tl.constexpr,
     OVERLAP: tl.constexpr,  # CUDA: launched while the kernel before it ends
 ):
-    await_inputs(OVERLAP)
-    row, first = tl.program_id(0), tl.program_id(1) * TILES
+    # Nobody begins before all kernels ahead of the call have ended: see `logits_cut.asked_of`.
+    if IS_FILTERED:
+        await_and_end(OVERLAP)
+    else:
+        await_turn(OVERLAP)
+    row, tile = tl.program_id(0), tl.program_id(1) * tiles_each
     if is_padding(marks_ptr + row, HAS_MARKS):
         return
-    temperature = row_temperature(temperature_ptr, row, HAS_TEMPERATURE)
+    EVICTION: tl.constexpr = "" if IS_FILTERED else "evict_first"
     row_ptr = logits_ptr + row.to(tl.int64) * row_stride
-    x = load_tiles(row_ptr, first, last_stride, num_columns, num_real, TILES, TILE)
-    maxima = tl.max(x, axis=1)
-    base = tl.where(maxima == NEG_INF, 0.0, maxima)
-    scale = tl.div_rn(LOG2_E, temperature)
-    sums = tl.sum(tl.exp2((x - base[:, None]) * scale), axis=1)
-    tiles = first + tl.arange(0, TILES)
-    at = row.to(tl.int64) * num_tiles + tiles
-    tl.store(maxima_ptr + at, maxima, mask=tiles < num_tiles)
-    tl.store(sums_ptr + at, sums, mask=tiles < num_tiles)
+    stop = tl.minimum(tile + tiles_each, num_tiles)
+    # Each tile is asked for before the one ahead of it is done.
+    loaded = ask_for_tile(row_ptr, tile, last_stride, num_columns, tile < stop, TILE, EVICTION)
+    scale = tl.div_rn(LOG2_E, row_temperature(temperature_ptr, row, HAS_TEMPERATURE))
+    at = row.to(tl.int64) * num_tiles
+    while tile < stop:
+        x = loaded.to(tl.float32)
+        loaded = ask_for_tile(
+            row_ptr, tile + 1, last_stride, num_columns, tile + 1 < stop, TILE, EVICTION
+        )
+        if (tile + 1) * TILE > num_real:
+            x = only_real(x, tile, num_real, TILE)
+        largest = tl.max(x, axis=0)
+        base = tl.where(largest == NEG_INF, 0.0, largest)
+        tl.store(maxima_ptr + at + tile, largest)
+        tl.store(sums_ptr + at + tile, tl.sum(tl.exp2((x - base) * scale), axis=0))
+        tile += 1
 
 
 @triton.jit

@@ -99,13 +99,14 @@ def below(first, second, sums, each, maxima, worth, largest, scale):
 @triton.jit
 def below_more(
     first, second, row_ptr, maxima_ptr, last_stride, num_real, maxima, worth, largest, scale,
-    FEW: tl.constexpr, MANY: tl.constexpr, WIDTH: tl.constexpr, TILE: tl.constexpr,
+    FEW: tl.constexpr, MANY: tl.constexpr, UNROLL: tl.constexpr, WIDTH: tl.constexpr,
+    TILE: tl.constexpr,
 ):  # fmt: skip
     """Likewise by a larger sample, read in parts."""
     a, b = tl.full((FEW,), 0.0, tl.float32), tl.full((FEW,), 0.0, tl.float32)
     c, d = tl.full((FEW,), 0.0, tl.float32), tl.full((FEW,), 0.0, tl.float32)
     each = tl.full((), 1.0, tl.float32)
-    for start in range(0, MANY, FEW):
+    for start in tl.range(0, MANY, FEW, loop_unroll_factor=UNROLL):
         x, tops, each = load_sample(
             row_ptr, maxima_ptr, last_stride, num_real, start, MANY, FEW, WIDTH, TILE
         )
@@ -171,17 +172,18 @@ def between(weight, low, low_weight, high, high_weight):
 @triton.jit
 def closer_ends(
     row_ptr, maxima_ptr, last_stride, num_real, maxima, worth, low, high, largest, scale, dropped,
-    FEW: tl.constexpr, MANY: tl.constexpr, WIDTH: tl.constexpr, TILE: tl.constexpr,
+    FEW: tl.constexpr, MANY: tl.constexpr, UNROLL: tl.constexpr, WIDTH: tl.constexpr,
+    TILE: tl.constexpr,
 ):  # fmt: skip
     """Likewise by a larger sample, between two such values."""
     low_weight, _, high_weight, _ = below_more(
         low, high, row_ptr, maxima_ptr, last_stride, num_real, maxima, worth, largest, scale,
-        FEW, MANY, WIDTH, TILE,
+        FEW, MANY, UNROLL, WIDTH, TILE,
     )  # fmt: skip
     guess = between(dropped, low, low_weight, high, high_weight)
     weight, error, _, _ = below_more(
         guess, guess, row_ptr, maxima_ptr, last_stride, num_real, maxima, worth, largest, scale,
-        FEW, MANY, WIDTH, TILE,
+        FEW, MANY, UNROLL, WIDTH, TILE,
     )  # fmt: skip
     less, more = dropped - MARGIN * error, dropped + MARGIN * error
     first = tl.where(
@@ -224,6 +226,7 @@ def bracket_kernel(
     HAS_MIN_P: tl.constexpr,
     FEW: tl.constexpr,  # runs of the small sample
     MANY: tl.constexpr,  # runs of the large one
+    UNROLL: tl.constexpr,  # parts of it asked for at once
     WIDTH: tl.constexpr,
     MOST: tl.constexpr,  # logits that are collected without a bound from above
     TILE_SLOTS: tl.constexpr,
@@ -234,12 +237,12 @@ def bracket_kernel(
 
     The cut of a row that fails is NaN.
     """
-    await_inputs(OVERLAP)
     row = tl.program_id(0)
     temperature, top_k, top_p, min_p, is_filtered = asked_of(
         row, temperature_ptr, marks_ptr, top_k_ptr, top_p_ptr, min_p_ptr, num_real,
         HAS_TEMPERATURE, HAS_MARKS, HAS_TOP_K, HAS_TOP_P, HAS_MIN_P,
     )  # fmt: skip
+    await_inputs(OVERLAP)
     is_bad = ((top_p != top_p) | (min_p != min_p)) & (temperature != 0.0)
     tl.store(cuts_ptr + row, tl.where(is_bad, float("nan"), NEG_INF))
     tl.store(lows_ptr + row, INF)
@@ -283,7 +286,7 @@ def bracket_kernel(
         if number_of(x >= low) * each > MOST:
             low, upper = closer_ends(
                 row_ptr, maxima_ptr, last_stride, num_real, maxima, known, low, upper, largest,
-                scale, dropped, FEW, MANY, WIDTH, TILE,
+                scale, dropped, FEW, MANY, UNROLL, WIDTH, TILE,
             )  # fmt: skip
             high = tl.where(upper < largest, upper, INF)
     tl.store(lows_ptr + row, tl.where(row < num_collected, low, float("nan")))

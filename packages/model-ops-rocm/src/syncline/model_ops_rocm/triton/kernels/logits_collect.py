@@ -7,35 +7,72 @@ up. Knows no request.
 import triton
 import triton.language as tl
 
-from syncline.model_ops_rocm.triton.kernels.dependent import await_inputs
+from syncline.model_ops_rocm.triton.kernels.dependent import await_and_end, await_inputs
 from syncline.model_ops_rocm.triton.kernels.logits import (
     LOG2_E,
     NEG_INF,
+    ask_for_tile,
     is_padding,
     load_tile,
+    only_real,
     row_temperature,
 )
 from syncline.model_ops_rocm.triton.kernels.logits_cut import INF
 
 
 @triton.jit
-def load_groups(
-    row_ptr, tile, most, low, last_stride, num_columns, GROUP: tl.constexpr, TILE: tl.constexpr
-):
-    """[TILE // GROUP, GROUP] of a tile, if `most`, its largest, is not under `low`."""
-    groups = tile * (TILE // GROUP) + tl.arange(0, TILE // GROUP)
-    columns = groups[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
-    at = row_ptr + columns.to(tl.int64) * last_stride
-    is_read = tl.broadcast_to((most >= low).to(tl.int32), (TILE // GROUP, GROUP)) > 0
-    return tl.load(at, mask=(columns < num_columns) & is_read, other=0.0)
+def bits_of(mask, GROUP: tl.constexpr, LANES: tl.constexpr, TILE: tl.constexpr):
+    """int32 [LANES]: a bit for each of a lane's logits, which are runs of GROUP; of bool [TILE]."""
+    runs = tl.arange(0, TILE // LANES // GROUP)[:, None] * GROUP
+    places = (runs + tl.arange(0, GROUP)[None, :])[:, None, :]
+    bits = tl.full(places.shape, 1, tl.int32) << places
+    of_lanes = mask.reshape(TILE // LANES // GROUP, LANES, GROUP)
+    return tl.sum(tl.sum(tl.where(of_lanes, bits, 0), axis=2), axis=0)
 
 
 @triton.jit
-def only_real(x, tile, num_real, GROUP: tl.constexpr, TILE: tl.constexpr):
-    """-inf beyond the `num_real` ids."""
-    groups = tile * (TILE // GROUP) + tl.arange(0, TILE // GROUP)
-    columns = groups[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
-    return tl.where(columns < num_real, x, NEG_INF)
+def number_of_bits(bits):
+    """int32: how many bits of an int32 are set."""
+    bits = bits.to(tl.uint32, bitcast=True)
+    bits -= (bits >> 1) & 0x55555555
+    bits = (bits & 0x33333333) + ((bits >> 2) & 0x33333333)
+    bits = (bits + (bits >> 4)) & 0x0F0F0F0F
+    return ((bits * 0x01010101) >> 24).to(tl.int32)
+
+
+@triton.jit
+def load_bit(row_ptr, first, bit, last_stride, GROUP: tl.constexpr, LANES: tl.constexpr):
+    """float32 [LANES]: the logit that a lane's single bit tells of, in the tile from `first` on."""
+    # Which bit it is: the exponent of its float32.
+    exact = bit.to(tl.uint32, bitcast=True).to(tl.float32)
+    place = (exact.to(tl.uint32, bitcast=True) >> 23) - 127
+    column = (place // GROUP * (LANES * GROUP) + place % GROUP).to(tl.int32)
+    column += first + tl.arange(0, LANES) * GROUP
+    x = tl.load(row_ptr + column.to(tl.int64) * last_stride, mask=bit != 0, other=0.0)
+    return x.to(tl.float32)
+
+
+@triton.jit
+def store_found(
+    found_ptr, row_ptr, first, bits, last_stride, GROUP: tl.constexpr, LANES: tl.constexpr
+):  # fmt: skip
+    """What the lanes' `bits` tell of, one lane after another.
+
+    They are few, and read again: to move a whole tile to where some of it goes costs far more.
+    """
+    counts = number_of_bits(bits)
+    places = tl.cumsum(counts, axis=0) - counts
+    # Two at a time: the second is asked for before the first is there.
+    for _ in range(0, tl.max(counts, axis=0), 2):
+        first_bit = bits & -bits
+        bits ^= first_bit
+        second_bit = bits & -bits
+        bits ^= second_bit
+        x = load_bit(row_ptr, first, first_bit, last_stride, GROUP, LANES)
+        y = load_bit(row_ptr, first, second_bit, last_stride, GROUP, LANES)
+        tl.store(found_ptr + places, x, mask=first_bit != 0)
+        tl.store(found_ptr + places + 1, y, mask=second_bit != 0)
+        places += 2
 
 
 @triton.jit(do_not_specialize=["num_real", "num_tiles", "region_tiles"])
@@ -58,11 +95,12 @@ def collect_kernel(
     REGIONS: tl.constexpr,
     CAPACITY: tl.constexpr,
     GROUP: tl.constexpr,
+    LANES: tl.constexpr,  # each has TILE // LANES <= 32 logits
     TILE: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
     """Of each tile: where its logits end in its region, and what those above the bracket weigh."""
-    await_inputs(OVERLAP)
+    await_and_end(OVERLAP)
     # From the last tiles on: they were read last, and may be cached still.
     row, region = tl.program_id(0), tl.num_programs(1) - 1 - tl.program_id(1)
     low, high = tl.load(lows_ptr + row), tl.load(highs_ptr + row)
@@ -79,28 +117,26 @@ def collect_kernel(
     # The next tile is asked for, and the largest logit of the one after, before a tile is done.
     largest = tl.load(maxima_ptr + tile)
     next_largest = tl.load(maxima_ptr + tile + 1, mask=tile + 1 < stop, other=NEG_INF)
-    loaded = load_groups(row_ptr, tile, largest, low, last_stride, num_columns, GROUP, TILE)
+    loaded = ask_for_tile(row_ptr, tile, last_stride, num_columns, largest >= low, TILE, "")
     while tile < stop:
         x = loaded.to(tl.float32)
         after = tl.load(maxima_ptr + tile + 2, mask=tile + 2 < stop, other=NEG_INF)
-        loaded = load_groups(
-            row_ptr, tile + 1, next_largest, low, last_stride, num_columns, GROUP, TILE
+        loaded = ask_for_tile(
+            row_ptr, tile + 1, last_stride, num_columns, next_largest >= low, TILE, ""
         )
         weight = tl.full((), 0.0, tl.float32)
         if largest >= low:
             if (tile + 1) * TILE > num_real:
-                x = only_real(x, tile, num_real, GROUP, TILE)
-            is_found = (x >= low) & (x < high)
-            ones = is_found.to(tl.int32)
-            each = tl.sum(ones, axis=1)
-            until = tl.cumsum(each, axis=0)
-            places = (until - each + (end - 1))[:, None] + tl.cumsum(ones, axis=1)
-            end += tl.sum(each, axis=0)
-            if end <= CAPACITY:
-                tl.store(found_ptr + places, x, mask=is_found)
+                x = only_real(x, tile, num_real, TILE)
+            bits = bits_of(x >= low, GROUP, LANES, TILE)
             if largest >= high:
-                parts = tl.where(x >= high, tl.exp2((x - largest) * scale), 0.0)
-                weight = tl.sum(tl.sum(parts, axis=1), axis=0)
+                is_high = x >= high
+                bits &= ~bits_of(is_high, GROUP, LANES, TILE)
+                weight = tl.sum(tl.where(is_high, tl.exp2((x - largest) * scale), 0.0), axis=0)
+            start = found_ptr + end
+            end += tl.sum(number_of_bits(bits), axis=0)
+            if end <= CAPACITY:
+                store_found(start, row_ptr, tile * TILE, bits, last_stride, GROUP, LANES)
         tl.store(ends_ptr + at + tile, end)
         tl.store(weights_ptr + at + tile, weight)
         tile += 1
@@ -108,7 +144,7 @@ def collect_kernel(
         next_largest = after
 
 
-@triton.jit(do_not_specialize=["num_real", "num_tiles"])
+@triton.jit(do_not_specialize=["num_real", "num_tiles", "tiles_each"])
 def kept_kernel(
     logits_ptr,
     temperature_ptr,
@@ -123,15 +159,15 @@ def kept_kernel(
     num_columns,
     num_real,
     num_tiles,
+    tiles_each,
     HAS_TEMPERATURE: tl.constexpr,
     HAS_MARKS: tl.constexpr,
-    TILES: tl.constexpr,
     TILE: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
     """Of each tile what its filters keep, where nothing was collected: see `store_kept`."""
     await_inputs(OVERLAP)
-    row, first = tl.program_id(0), tl.program_id(1) * TILES
+    row, first = tl.program_id(0), tl.program_id(1) * tiles_each
     if is_padding(marks_ptr + row, HAS_MARKS):
         return
     cut, low = tl.load(cuts_ptr + row), tl.load(lows_ptr + row)
@@ -140,7 +176,7 @@ def kept_kernel(
     scale = tl.div_rn(LOG2_E, row_temperature(temperature_ptr, row, HAS_TEMPERATURE))
     row_ptr = logits_ptr + row.to(tl.int64) * row_stride
     at = row.to(tl.int64) * num_tiles
-    for tile in range(first, tl.minimum(first + TILES, num_tiles)):
+    for tile in range(first, tl.minimum(first + tiles_each, num_tiles)):
         largest = tl.load(maxima_ptr + at + tile)
         weight, ties = tl.full((), 0.0, tl.float32), tl.full((), 0, tl.int32)
         if largest >= cut:

@@ -79,7 +79,9 @@ def asked_of(
 ):
     """A row's temperature, top_k (0: off), top_p and min_p, and whether it filters at all.
 
-    A row whose top_p or min_p is NaN does not: it is failed.
+    A row whose top_p or min_p is NaN does not: it is failed. What a call was given may be read
+    before the wait for the kernel ahead: the call's first, the pass over the tiles, lets the next
+    begin only when all that came before the call has ended.
     """
     temperature = load_or(temperature_ptr + row, 1.0, HAS_TEMPERATURE)
     top_k = load_or(top_k_ptr + row, 0, HAS_TOP_K).to(tl.int64)

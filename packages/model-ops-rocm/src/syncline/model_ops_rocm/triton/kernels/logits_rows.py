@@ -36,33 +36,16 @@ def temperature_of(given):
 
 
 @triton.jit
-def row_of(
-    row,
-    row_ptr,
-    temperature_ptr,
-    maxima_ptr,
-    sums_ptr,
-    ties_ptr,
-    cuts_ptr,
-    quotas_ptr,
-    partials_ptr,
-    num_rows,
-    num_shards,
-    last_stride,
-    num_columns,
-    num_real,
-    num_tiles,
-    first_id,
-    HAS_TEMPERATURE: tl.constexpr,
-    IS_FILTERED: tl.constexpr,
-    TILE_SLOTS: tl.constexpr,
-    SHARD_SLOTS: tl.constexpr,  # 0: the columns are the whole vocabulary
-    TILE: tl.constexpr,
-):
-    """What every op asks of a row; `weights` are of tiles, `masses` of shards where there are."""
-    given = tl.full((), 1.0, tl.float32)
-    if HAS_TEMPERATURE:
-        given = tl.load(temperature_ptr + row)
+def temperature_given(row, temperature_ptr, HAS_TEMPERATURE: tl.constexpr):
+    return tl.load(temperature_ptr + row) if HAS_TEMPERATURE else tl.full((), 1.0, tl.float32)
+
+
+@triton.jit
+def tiles_of(
+    row, given, maxima_ptr, sums_ptr, ties_ptr, cuts_ptr, quotas_ptr, num_tiles,
+    IS_FILTERED: tl.constexpr, TILE_SLOTS: tl.constexpr,
+):  # fmt: skip
+    """What is known of a row before any of it is read again."""
     inverse = 1.0 / temperature_of(given).to(tl.float64)
     scale = tl.div_rn(LOG2_E, temperature_of(given))
     maxima, sums = load_stats(maxima_ptr, sums_ptr, row, num_tiles, TILE_SLOTS)
@@ -73,6 +56,16 @@ def row_of(
         quotas, sums = load_kept(
             ties_ptr, quotas_ptr, cut, row, num_tiles, maxima, sums, scale, TILE_SLOTS
         )
+    return given, scale, inverse, maxima, sums, cut, quotas
+
+
+@triton.jit
+def best_of(
+    row, row_ptr, maxima, sums, scale, inverse, cut, quotas, partials_ptr, num_rows, num_shards,
+    last_stride, num_columns, num_real, num_tiles, first_id, IS_FILTERED: tl.constexpr,
+    TILE_SLOTS: tl.constexpr, SHARD_SLOTS: tl.constexpr, TILE: tl.constexpr,
+):  # fmt: skip
+    """The largest logit, its id, what all others weigh; the weights of tiles and of shards."""
     if SHARD_SLOTS > 0:
         widest, others, at, masses = combine(
             partials_ptr, row, num_rows, num_shards, inverse, SHARD_SLOTS
@@ -89,7 +82,28 @@ def row_of(
             last_stride, num_columns, num_real, IS_FILTERED, TILE_SLOTS, TILE,
         )  # fmt: skip
         best = column.to(tl.int64) + first_id
-    return given, scale, inverse, largest, best, others, maxima, weights, masses, cut, quotas
+    return largest, best, others, weights, masses
+
+
+@triton.jit
+def row_of(
+    row, row_ptr, given, maxima_ptr, sums_ptr, ties_ptr, cuts_ptr, quotas_ptr,
+    partials_ptr, num_rows, num_shards, last_stride, num_columns, num_real, num_tiles, first_id,
+    IS_FILTERED: tl.constexpr, TILE_SLOTS: tl.constexpr,
+    SHARD_SLOTS: tl.constexpr,  # 0: the columns are the whole vocabulary
+    TILE: tl.constexpr,
+):  # fmt: skip
+    """What an op that draws nothing asks of a row; `weights` are of tiles."""
+    given, scale, inverse, maxima, sums, cut, quotas = tiles_of(
+        row, given, maxima_ptr, sums_ptr, ties_ptr, cuts_ptr, quotas_ptr, num_tiles,
+        IS_FILTERED, TILE_SLOTS,
+    )  # fmt: skip
+    largest, best, others, weights, _ = best_of(
+        row, row_ptr, maxima, sums, scale, inverse, cut, quotas, partials_ptr, num_rows,
+        num_shards, last_stride, num_columns, num_real, num_tiles, first_id, IS_FILTERED,
+        TILE_SLOTS, SHARD_SLOTS, TILE,
+    )  # fmt: skip
+    return given, inverse, largest, best, others, maxima, weights, cut, quotas
 
 
 @triton.jit(do_not_specialize=[*_SIZES, "shard", "num_shards"])
@@ -124,36 +138,52 @@ def sample_kernel(  # noqa: PLR0915 - one row, in which each operand is a line
     TILE: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
-    await_inputs(OVERLAP)
     row = tl.program_id(0)
     position = tl.load(positions_ptr + row)
+    seed, sample = tl.load(seeds_ptr + row), tl.load(samples_ptr + row)
+    given = temperature_given(row, temperature_ptr, HAS_TEMPERATURE)
+    drawn = uniform(seed, sample, position, PURPOSE)
+    await_inputs(OVERLAP)
     if position < 0:
         tl.store(tokens_ptr + row, -1)
         tl.store(logprobs_ptr + row, float("nan"))
         return
     row_ptr = logits_ptr + row.to(tl.int64) * row_stride
-    given, scale, inverse, largest, best, others, _, weights, masses, cut, quotas = row_of(
-        row, row_ptr, temperature_ptr, maxima_ptr, sums_ptr, ties_ptr, cuts_ptr, quotas_ptr,
-        partials_ptr, num_rows, num_shards, last_stride, num_columns, num_real, num_tiles,
-        first_id, HAS_TEMPERATURE, IS_FILTERED, TILE_SLOTS, SHARD_SLOTS, TILE,
+    given, scale, inverse, maxima, sums, cut, quotas = tiles_of(
+        row, given, maxima_ptr, sums_ptr, ties_ptr, cuts_ptr, quotas_ptr, num_tiles,
+        IS_FILTERED, TILE_SLOTS,
+    )  # fmt: skip
+    # The tile, then the id in it, whose running sum passes the target; the tile is read before all
+    # that is to be known of the best one, which takes as long.
+    is_greedy = given == 0.0
+    tile, until, target = tl.full((), 0, tl.int32), tl.full((), 0.0, tl.float64), drawn
+    if SHARD_SLOTS == 0:
+        most, winner = tl.max(maxima, axis=0, return_indices=True)
+        weights = tile_weights(maxima, sums, most, scale)
+        target = drawn * tl.sum(weights, axis=0)
+        tile, until = first_above(weights, target, TILE_SLOTS)
+        tile = tl.where(is_greedy, winner, tile)
+        tile = tl.minimum(tl.maximum(tile, 0), num_tiles - 1)
+        x = load_tile(row_ptr, tile, last_stride, num_columns, num_real, TILE)
+    largest, best, others, weights, masses = best_of(
+        row, row_ptr, maxima, sums, scale, inverse, cut, quotas, partials_ptr, num_rows,
+        num_shards, last_stride, num_columns, num_real, num_tiles, first_id, IS_FILTERED,
+        TILE_SLOTS, SHARD_SLOTS, TILE,
     )  # fmt: skip
     good = is_good(largest, others, given)
-    seed, sample = tl.load(seeds_ptr + row), tl.load(samples_ptr + row)
-    target = uniform(seed, sample, position, PURPOSE) * (1.0 + others)
     best_column = best - first_id
-    is_greedy = given == 0.0
     is_here = (best_column >= 0) & (best_column < num_real)
     if SHARD_SLOTS > 0:
         # Every shard finds the same one, from the same numbers.
+        target = drawn * (1.0 + others)
         owner, until = first_above(masses, target, SHARD_SLOTS)
         is_here = tl.where(is_greedy, is_here, owner == shard)
         in_shard = tl.sum(tl.where(tl.arange(0, SHARD_SLOTS) == owner, masses, 0.0), axis=0)
         target -= until - in_shard
-    # The tile, then the id in it, whose running sum passes the target.
-    tile, until = first_above(weights, target, TILE_SLOTS)
-    tile = tl.where(is_greedy, (best_column // TILE).to(tl.int32), tile)
-    tile = tl.minimum(tl.maximum(tl.where(good & is_here, tile, 0), 0), num_tiles - 1)
-    x = load_tile(row_ptr, tile, last_stride, num_columns, num_real, TILE)
+        tile, until = first_above(weights, target, TILE_SLOTS)
+        tile = tl.where(is_greedy, (best_column // TILE).to(tl.int32), tile)
+        tile = tl.minimum(tl.maximum(tl.where(good & is_here, tile, 0), 0), num_tiles - 1)
+        x = load_tile(row_ptr, tile, last_stride, num_columns, num_real, TILE)
     at = row.to(tl.int64) * num_tiles + tile
     # In float32, relative to the tile's own largest logit, as its sum is.
     tile_largest, tile_sum = tl.load(maxima_ptr + at), tl.load(sums_ptr + at)
@@ -204,22 +234,23 @@ def token_logprobs_kernel(
     TILE: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
-    await_inputs(OVERLAP)
     row = tl.program_id(0)
     token = tl.load(ids_ptr + row).to(tl.int64)
+    given = temperature_given(row, temperature_ptr, HAS_TEMPERATURE)
+    await_inputs(OVERLAP)
     if token < 0:
         tl.store(logprobs_ptr + row, tl.where(token == -1, 0.0, float("nan")).to(tl.float64))
         return
     row_ptr = logits_ptr + row.to(tl.int64) * row_stride
-    given, _, inverse, largest, best, others, _, _, _, cut, quotas = row_of(
-        row, row_ptr, temperature_ptr, maxima_ptr, sums_ptr, ties_ptr, cuts_ptr, quotas_ptr,
-        partials_ptr, num_rows, num_shards, last_stride, num_columns, num_real, num_tiles,
-        first_id, HAS_TEMPERATURE, IS_FILTERED, TILE_SLOTS, SHARD_SLOTS, TILE,
-    )  # fmt: skip
     column = token - first_id
     is_here = (column >= 0) & (column < num_real)
     tile = (tl.where(is_here, column, 0) // TILE).to(tl.int32)
     x = load_tile(row_ptr, tile, last_stride, num_columns, num_real, TILE)
+    given, inverse, largest, best, others, _, _, cut, quotas = row_of(
+        row, row_ptr, given, maxima_ptr, sums_ptr, ties_ptr, cuts_ptr, quotas_ptr,
+        partials_ptr, num_rows, num_shards, last_stride, num_columns, num_real, num_tiles,
+        first_id, IS_FILTERED, TILE_SLOTS, SHARD_SLOTS, TILE,
+    )  # fmt: skip
     if IS_FILTERED:
         quota = quota_at(quotas, tile, TILE_SLOTS)
         x = tl.where(kept(x, cut, quota), x, NEG_INF)
@@ -260,13 +291,14 @@ def top_logprobs_kernel(
     TILE: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
-    await_inputs(OVERLAP)
     row = tl.program_id(0)
+    given = temperature_given(row, temperature_ptr, HAS_TEMPERATURE)
+    await_inputs(OVERLAP)
     row_ptr = logits_ptr + row.to(tl.int64) * row_stride
-    given, _, inverse, largest, best, others, tops, _, _, cut, quotas = row_of(
-        row, row_ptr, temperature_ptr, maxima_ptr, sums_ptr, ties_ptr, cuts_ptr, quotas_ptr,
+    given, inverse, largest, best, others, tops, _, cut, quotas = row_of(
+        row, row_ptr, given, maxima_ptr, sums_ptr, ties_ptr, cuts_ptr, quotas_ptr,
         partials_ptr, num_rows, num_shards, last_stride, num_columns, num_real, num_tiles,
-        first_id, HAS_TEMPERATURE, IS_FILTERED, TILE_SLOTS, SHARD_SLOTS, TILE,
+        first_id, IS_FILTERED, TILE_SLOTS, SHARD_SLOTS, TILE,
     )  # fmt: skip
     good = is_good(largest, others, given)
     slots, columns = tl.arange(0, TILE_SLOTS), tl.arange(0, TILE)
@@ -321,14 +353,15 @@ def partials_kernel(
     TILE: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
-    await_inputs(OVERLAP)
     row = tl.program_id(0)
+    given = temperature_given(row, temperature_ptr, HAS_TEMPERATURE)
+    await_inputs(OVERLAP)
     row_ptr = logits_ptr + row.to(tl.int64) * row_stride
-    given, _, _, largest, best, others, _, weights, _, _, _ = row_of(
-        row, row_ptr, temperature_ptr, maxima_ptr, sums_ptr, maxima_ptr, maxima_ptr, maxima_ptr,
+    given, _, largest, best, others, _, weights, _, _ = row_of(
+        row, row_ptr, given, maxima_ptr, sums_ptr, maxima_ptr, maxima_ptr, maxima_ptr,
         maxima_ptr,
         num_rows, 1, last_stride, num_columns, num_real, num_tiles, first_id,
-        HAS_TEMPERATURE, IS_FILTERED, TILE_SLOTS, SHARD_SLOTS, TILE,
+        IS_FILTERED, TILE_SLOTS, SHARD_SLOTS, TILE,
     )  # fmt: skip
     # Without one possible id every tile is -inf and no sum is NaN.
     is_empty = (largest == NEG_INF) & (tl.sum(weights, axis=0) == 0.0) & (given >= 0.0)
@@ -347,9 +380,7 @@ def combine_kernel(
     SHARD_SLOTS: tl.constexpr,
 ):
     row = tl.program_id(0)
-    given = tl.full((), 1.0, tl.float32)
-    if HAS_TEMPERATURE:
-        given = tl.load(temperature_ptr + row)
+    given = temperature_given(row, temperature_ptr, HAS_TEMPERATURE)
     inverse = 1.0 / temperature_of(given).to(tl.float64)
     largest, others, best, masses = combine(
         shards_ptr, row, num_rows, num_shards, inverse, SHARD_SLOTS

@@ -18,8 +18,6 @@ from syncline.model_ops_rocm.triton.kernels.logits_cut import (
     settled,
 )
 
-LINES = tl.constexpr(32)
-
 
 @triton.jit
 def join(
@@ -36,11 +34,11 @@ def measure_held(x, weights, low, high, weight_above):
     # Both counts at once: a list has less than 2^15 entries.
     counts, weight_low, weight_high, smallest, below = tl.reduce(
         (
-            tl.sum(is_low.to(tl.int32) + (is_high.to(tl.int32) << 16), axis=1),
-            tl.sum(tl.where(is_low, weights, 0.0), axis=1),
-            tl.sum(tl.where(is_high, weights, 0.0), axis=1),
-            tl.min(tl.where(is_low, x, INF), axis=1),
-            tl.max(tl.where(is_high, NEG_INF, x), axis=1),
+            tl.sum(is_low.to(tl.int32) + (is_high.to(tl.int32) << 16), axis=0),
+            tl.sum(tl.where(is_low, weights, 0.0), axis=0),
+            tl.sum(tl.where(is_high, weights, 0.0), axis=0),
+            tl.min(tl.where(is_low, x, INF), axis=0),
+            tl.max(tl.where(is_high, NEG_INF, x), axis=0),
         ),
         0,
         join,
@@ -58,19 +56,21 @@ def load_found(
     num_tiles,
     region_tiles,
     CAPACITY: tl.constexpr,
+    THREADS: tl.constexpr,
     SLOTS: tl.constexpr,
 ):
-    """What a row's regions hold, one after another, in LINES lines; -inf beyond."""
-    slots = tl.arange(0, LINES)[:, None] * (SLOTS // LINES)
-    slots += tl.arange(0, SLOTS // LINES)[None, :]
+    """[SLOTS // THREADS, THREADS]: what a row's regions hold, one after another; -inf beyond."""
+    slots = tl.arange(0, SLOTS)
     shifts = slots * 0
     start = tl.full((), 0, tl.int32)
     num_regions = (num_tiles + region_tiles - 1) // region_tiles
-    for region in tl.range(0, num_regions, loop_unroll_factor=8):
+    for region in tl.range(0, num_regions, loop_unroll_factor=6):
         last = tl.minimum((region + 1) * region_tiles, num_tiles) - 1
         shifts = tl.where(slots >= start, region * CAPACITY - start, shifts)
         start += tl.load(ends_ptr + last)
-    return tl.load(found_ptr + slots + shifts, mask=slots < number, other=NEG_INF)
+    x = tl.load(found_ptr + slots + shifts, mask=slots < number, other=NEG_INF)
+    # A list, so that it is the columns that lie in different threads, whatever the compiler.
+    return x.reshape(SLOTS // THREADS, THREADS)
 
 
 @triton.jit
@@ -83,7 +83,7 @@ def held_cut(x, weights, weight_above, largest, scale, top_k, top_p, left, cut):
         has_step = tl.where(is_count, (top_k > 0) & (count_low >= top_k), top_p < 1.0)
         if has_step:
             wanted = tl.where(is_count, top_k.to(tl.float64), top_p.to(tl.float64) * left)
-            high = tl.max(tl.max(x, axis=1), axis=0)
+            high = tl.max(tl.max(x, axis=0), axis=0)
             at_low = tl.where(is_count, count_low.to(tl.float64), weight_low)
             at_low = tl.maximum(at_low, wanted)
             beyond = tl.full((), 0.0, tl.float64) + weight_above
@@ -118,12 +118,13 @@ def held_cut(x, weights, weight_above, largest, scale, top_k, top_p, left, cut):
 @triton.jit
 def settle(
     found_ptr, ends_ptr, number, weight_above, largest, scale, top_k, top_p, min_p,
-    left, low, cut, num_tiles, region_tiles, CAPACITY: tl.constexpr, SLOTS: tl.constexpr,
+    left, low, cut, num_tiles, region_tiles, CAPACITY: tl.constexpr, THREADS: tl.constexpr,
+    SLOTS: tl.constexpr,
 ):  # fmt: skip
     """The cut, its quota and whether it is seen to be right."""
-    x = load_found(found_ptr, ends_ptr, number, num_tiles, region_tiles, CAPACITY, SLOTS)
+    x = load_found(found_ptr, ends_ptr, number, num_tiles, region_tiles, CAPACITY, THREADS, SLOTS)
     weights = tl.exp2((x - largest) * scale)
-    weight = tl.sum(tl.sum(weights, axis=1), axis=0).to(tl.float64) + weight_above
+    weight = tl.sum(tl.sum(weights, axis=0), axis=0).to(tl.float64) + weight_above
     wanted = top_p.to(tl.float64) * left
     # What is wanted is reached in the bracket, or at min_p's cut, which is its lower end.
     reached = tl.where(top_k > 0, number >= top_k, weight >= wanted) | (low == cut)
@@ -137,12 +138,14 @@ def settle(
 
 @triton.jit
 def store_kept(
-    sums_ptr, ties_ptr, found_ptr, ends_ptr, above, maxima, cut, scale, num_tiles, region_tiles,
-    CAPACITY: tl.constexpr, WIDTH: tl.constexpr, TILE_SLOTS: tl.constexpr,
+    maxima_ptr, weights_ptr, sums_ptr, ties_ptr, found_ptr, ends_ptr, cut, scale, num_tiles,
+    region_tiles, CAPACITY: tl.constexpr, WIDTH: tl.constexpr, TILE_SLOTS: tl.constexpr,
 ):  # fmt: skip
     """Of each tile: the sum of what lies above the cut, and how many logits equal it."""
     tiles = tl.arange(0, TILE_SLOTS)
     is_tile = tiles < num_tiles
+    maxima = tl.load(maxima_ptr + tiles, mask=is_tile, other=NEG_INF)
+    above = tl.load(weights_ptr + tiles, mask=is_tile, other=0.0)
     ends = tl.load(ends_ptr + tiles, mask=is_tile, other=0)
     is_later = is_tile & (tiles % region_tiles > 0)
     starts = tl.load(ends_ptr + tiles - 1, mask=is_later, other=0)
@@ -185,6 +188,7 @@ def settle_kernel(
     HAS_MIN_P: tl.constexpr,
     REGIONS: tl.constexpr,
     CAPACITY: tl.constexpr,
+    THREADS: tl.constexpr,
     SMALL: tl.constexpr,  # entries of a list, in three sizes
     MEDIUM: tl.constexpr,
     LARGE: tl.constexpr,
@@ -223,23 +227,24 @@ def settle_kernel(
         if number <= SMALL:
             cut, quota, is_settled = settle(
                 found_ptr, ends_ptr, number, weight_above, largest, scale, top_k,
-                top_p, min_p, left, low, cut, num_tiles, region_tiles, CAPACITY, SMALL,
+                top_p, min_p, left, low, cut, num_tiles, region_tiles, CAPACITY, THREADS, SMALL,
             )  # fmt: skip
         elif number <= MEDIUM:
             cut, quota, is_settled = settle(
                 found_ptr, ends_ptr, number, weight_above, largest, scale, top_k,
-                top_p, min_p, left, low, cut, num_tiles, region_tiles, CAPACITY, MEDIUM,
+                top_p, min_p, left, low, cut, num_tiles, region_tiles, CAPACITY, THREADS, MEDIUM,
             )  # fmt: skip
         else:
             cut, quota, is_settled = settle(
                 found_ptr, ends_ptr, number, weight_above, largest, scale, top_k,
-                top_p, min_p, left, low, cut, num_tiles, region_tiles, CAPACITY, LARGE,
+                top_p, min_p, left, low, cut, num_tiles, region_tiles, CAPACITY, THREADS, LARGE,
             )  # fmt: skip
     tl.store(cuts_ptr + row, cut)
     tl.store(quotas_ptr + row, quota.to(tl.int32))
-    tl.store(lows_ptr + row, tl.where(is_settled, low, float("nan")))
+    if is_settled == 0:
+        tl.store(lows_ptr + row, float("nan"))
     if is_settled:
         store_kept(
-            sums_ptr + at, ties_ptr + at, found_ptr, ends_ptr, above, maxima, cut, scale,
-            num_tiles, region_tiles, CAPACITY, KEPT, TILE_SLOTS,
+            maxima_ptr + at, weights_ptr + at, sums_ptr + at, ties_ptr + at, found_ptr, ends_ptr,
+            cut, scale, num_tiles, region_tiles, CAPACITY, KEPT, TILE_SLOTS,
         )  # fmt: skip

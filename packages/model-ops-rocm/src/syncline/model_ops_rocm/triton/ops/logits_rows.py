@@ -25,6 +25,13 @@ MAX_SHARDS: Final = 1_024
 MAX_COLLECTED: Final = 1_024
 REGIONS: Final = 32
 CAPACITY: Final = 512
+# A program of the pass over the logits takes several tiles where so many programs are left.
+ENOUGH_PROGRAMS: Final = 4_096
+MOST_TILES: Final = 3
+# For each row, of those that may read its tiles once more: for min_p alone, which reads them all,
+# and where only what no bracket held is left for them.
+KEPT_PROGRAMS: Final = 30
+RARE_PROGRAMS: Final = 5
 _ALIGNED_ENTRIES: Final = 32
 _ENTRY_BYTES: Final = 4
 
@@ -135,8 +142,6 @@ class RowPass(NamedTuple):
         """A kernel of `sample`'s tables: so many programs to a row."""
         num_rows, num_columns = self.logits_RV.shape
         chosen = LAUNCHER.config(SAMPLE, self.logits_RV.dtype, num_columns, kind)
-        if kind in ("tiles", "kept"):
-            num_parts = -(-self.num_tiles // chosen[1].constants["TILES"])
         known = {
             "HAS_TEMPERATURE": self.distribution.temperature_R is not None,
             "TILE": VOCAB_TILE,
@@ -152,9 +157,16 @@ class RowPass(NamedTuple):
     def launch_tiles(self) -> None:
         """The pass over the logits."""
         stats = self.stats
-        args = (self.logits_RV, self.temperature, self.marks, stats.maxima, stats.sums)
-        marks = {"HAS_MARKS": self.marks_R is not None}
-        self._launch("tiles", tile_stats_kernel, (*args, *self._columns), marks)
+        whole = self.logits_RV.shape[0] * self.num_tiles
+        tiles_each = min(-(-whole // ENOUGH_PROGRAMS), MOST_TILES)
+        tensors = (self.logits_RV, self.temperature, self.marks, stats.maxima, stats.sums)
+        args = (*tensors, *self._columns, tiles_each)
+        known = {
+            "HAS_MARKS": self.marks_R is not None,
+            "IS_FILTERED": self.distribution.is_filtered,
+        }
+        num_parts = -(-self.num_tiles // tiles_each)
+        self._launch("tiles", tile_stats_kernel, args, known, num_parts)
 
     def launch_filters(self) -> None:
         """Find each row's cut; its tiles' sums become those of what lies above it."""
@@ -182,7 +194,12 @@ class RowPass(NamedTuple):
         self._launch("settle", settle_kernel, args, asked | places)
         self._launch("filter", filter_kernel, (logits_RV, *given, *row, *sizes[:-1]), asked)
         args = (logits_RV, self.temperature, self.marks, *row[:2], stats.ties, *row[2:3])
-        self._launch("kept", kept_kernel, (*args, stats.lows, *sizes[:-1]), marks)
+        is_rare = asked["HAS_TOP_K"] or asked["HAS_TOP_P"]
+        num_programs = RARE_PROGRAMS if is_rare else KEPT_PROGRAMS
+        tiles_each = -(-self.num_tiles // num_programs)
+        sizes = (*self._columns, tiles_each)
+        num_parts = -(-self.num_tiles // tiles_each)
+        self._launch("kept", kept_kernel, (*args, stats.lows, *sizes), marks, num_parts)
 
 
 class Operands(NamedTuple):
