@@ -18,6 +18,7 @@ FAMILIES: Final = (
     "decoding",
     "elementwise",
     "fused",
+    "kv",
     "layer",
     "moe",
     "storing",

@@ -1,10 +1,12 @@
 """Speed of paged attention: decode against reading its KV once, prefill against a matmul.
 
-Random numbers, and blocks in random order. A prefill's floor is that of its causal products alone.
+Random numbers, and blocks in random order. A prefill's floor is that of its causal products alone,
+that of merging to read the parts and to write their mean.
 """
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 import torch
@@ -18,6 +20,7 @@ from syncline.model_ops_rocm.kv import KVLayout, KVOrder, KVScale
 HEAD_DIM: Final = 128
 BLOCK_SIZE: Final = 64
 SCALE: Final = HEAD_DIM**-0.5
+_MERGED_HEADS: Final = 32
 _FEW_BYTES: Final = 2**25  # so few that a copy of them does not reach the copy rate either
 
 
@@ -82,6 +85,8 @@ def rows(machine: Machine, *, quick: bool) -> Iterator[Row]:
         batch_invariant=True,
     )
     yield from _prefill(machine, invariant, None)
+    for num_parts, num_tokens in ((2, 8_192), (8, 256)):
+        yield _merge(machine, num_parts, num_tokens)
 
 
 def _call(
@@ -179,3 +184,23 @@ def _prefill(machine: Machine, shape: Shape, target: float | None) -> Iterator[R
             floor_s=floor_s,
             target=promised,
         )
+
+
+def _merge(machine: Machine, num_parts: int, num_tokens: int) -> Row:
+    op = select("merge_states", backend="triton", arch=detect_arch(), dtype=torch.bfloat16)
+    shape = (num_parts, num_tokens, _MERGED_HEADS)
+    # Each has an lse in float32.
+    num_bytes = (num_parts + 1) * num_tokens * _MERGED_HEADS * (2 * HEAD_DIM + 4)
+    calls: list[Callable[[], object]] = []
+    for _ in range(num_operands(num_bytes)):
+        parts = torch.randn(*shape, HEAD_DIM, dtype=torch.bfloat16, device="cuda")
+        lse = torch.randn(shape, device="cuda")
+        out, out_lse = torch.empty_like(parts[0]), torch.empty_like(lse[0])
+        calls.append(partial(op, parts, lse, out=out, lse_TN=out_lse))
+    return Row(
+        op="merge_states",
+        shape=f"{num_parts} parts of {num_tokens} x {_MERGED_HEADS} x {HEAD_DIM}",
+        backend="triton",
+        seconds=node_seconds(calls),
+        floor_s=num_bytes / machine.copy_bytes_per_s,
+    )

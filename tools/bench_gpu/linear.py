@@ -34,6 +34,7 @@ _SHAPES: Final[tuple[Shape, ...]] = (
     (4_096, 12_288),
 )
 _OF_CODES: Final[tuple[Shape, ...]] = _SHAPES[2:]
+_GRANULARITIES: Final = (Granularity.TOKEN, Granularity.BLOCK_128X128)
 _MANY: Final = 4_096
 
 
@@ -53,11 +54,16 @@ def rows(machine: Machine, *, quick: bool) -> Iterator[Row]:
     for shape in _OF_CODES:
         codes = [_codes(*shape) for _ in range(num_operands(shape[0] * shape[1]))]
         for num_tokens in (1, 16, 64) if quick else (1, 16, 32, 64, 128, 256):
-            for granularity in (Granularity.TOKEN, Granularity.BLOCK_128X128):
+            for granularity in _GRANULARITIES:
                 yield _few(machine, quantised, codes, num_tokens, granularity)
         library = _library(codes[:2])
         yield _many(quantised, codes[:2], Granularity.TOKEN, library, 0.70)
         yield _many(quantised, codes[:2], Granularity.BLOCK_128X128, library, 0.50)
+        for granularity in _GRANULARITIES:
+            yield _invariant_codes(quantised, codes, 256, granularity)
+            if not quick:
+                yield _invariant_codes(quantised, codes, 16, granularity)
+                yield _invariant_codes(quantised, codes[:2], _MANY, granularity)
 
 
 def _random(*shape: int) -> torch.Tensor:
@@ -125,6 +131,8 @@ def _quantised_calls(
     codes: list[torch.Tensor],
     num_tokens: int,
     granularity: Granularity,
+    *,
+    is_invariant: bool = False,
 ) -> list[Callable[[], object]]:
     num_columns, depth = codes[0].shape
     recipe = Quantised(granularity=granularity, code=CodeType.E4M3FN)
@@ -146,6 +154,7 @@ def _quantised_calls(
             x_scale=x_scale,
             x_recipe=x_recipe,
             dtype=_BF16,
+            batch_invariant=is_invariant,
             out=out,
             workspace=workspace,
             counters=counters,
@@ -189,6 +198,24 @@ def _many(
         floor_s=library_s,
         target=target,
         note="share of torch._scaled_mm, a scale per row, sums in float32",
+    )
+
+
+def _invariant_codes(
+    quantised: LinearQuantised,
+    codes: list[torch.Tensor],
+    num_tokens: int,
+    granularity: Granularity,
+) -> Row:
+    given = quantised, codes, num_tokens, granularity
+    return Row(
+        op=f"linear, fp8 by fp8, scale per {_scale_name(granularity)}, batch-invariant",
+        shape=_name(num_tokens, codes[0].shape),
+        backend="triton",
+        seconds=node_seconds(_quantised_calls(*given, is_invariant=True)),
+        floor_s=node_seconds(_quantised_calls(*given)),
+        target=0.5 if num_tokens >= 256 else None,
+        note="share of the default's speed",
     )
 
 

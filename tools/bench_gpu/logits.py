@@ -1,17 +1,29 @@
-"""Speed of the ops from logits to tokens; the floor is one read of the logits, and of counts."""
+"""Speed of the ops from logits to tokens; the floor is one read of the logits, and of counts.
+
+A shard is half of the vocabulary, as one of two GPUs has it.
+"""
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Final
 
 import torch
 from gpu_timing import Machine, Row, node_seconds, num_operands
 
-from syncline.model_ops_rocm import Distribution, Draw, LogitsRules, detect_arch, select
+from syncline.model_ops_rocm import (
+    Distribution,
+    Draw,
+    LogitsRules,
+    Vocabulary,
+    detect_arch,
+    select,
+)
 
 TARGET: Final = 0.7
 # With top_k, top_p or min_p it may take three times as long.
 FILTERED_TARGET: Final = TARGET / 3
 _COLUMNS: Final = 151_936
+_NUM_SHARDS: Final = 2
 _DTYPES: Final = (torch.bfloat16, torch.float32)
 Op = Callable[..., object]
 
@@ -26,6 +38,10 @@ def rows(machine: Machine, *, quick: bool) -> Iterator[Row]:
             yield from _samples(machine, num_rows, torch.bfloat16)
         yield from _scores(machine)
         yield from _rules(machine)
+        yield from _counts(machine)
+        for num_rows in (256, 1):
+            yield _partials(machine, num_rows)
+            yield _combined(machine, num_rows)
 
 
 def _row(
@@ -44,9 +60,11 @@ def _row(
     )
 
 
-def _batches(num_rows: int, dtype: torch.dtype, spread: float = 1.0) -> list[torch.Tensor]:
-    num_bytes = num_rows * _COLUMNS * dtype.itemsize
-    shape = num_rows, _COLUMNS
+def _batches(
+    num_rows: int, dtype: torch.dtype, spread: float = 1.0, *, num_shards: int = 1
+) -> list[torch.Tensor]:
+    shape = num_rows, _COLUMNS // num_shards
+    num_bytes = shape[0] * shape[1] * dtype.itemsize
     number = num_operands(num_bytes)
     return [torch.randn(shape, device="cuda", dtype=dtype).mul_(spread) for _ in range(number)]
 
@@ -119,3 +137,55 @@ def _rules(machine: Machine) -> Iterator[Row]:
     ):
         calls: list[Op] = [lambda x=x, rules=rules: op(x, rules, out=x) for x in batches]
         yield _row(machine, f"apply_logits_rules in place, {name}", batches, calls, more_bytes)
+
+
+def _counts(machine: Machine) -> Iterator[Row]:
+    """Prompts of 512 tokens, and a token for each row of a decode step."""
+    op = select("count_tokens", backend="triton", arch=detect_arch(), dtype=torch.bfloat16)
+    counts = torch.zeros(256, _COLUMNS, dtype=torch.int32, device="cuda")
+    for num_tokens, length in ((8_192, 512), (256, 1)):
+        num_bytes = num_tokens * 24  # id and row, and a count read and written
+        rows_T = torch.arange(num_tokens, device="cuda") // length
+        calls: list[Op] = []
+        for _ in range(num_operands(num_bytes)):
+            ids = torch.randint(0, _COLUMNS, (num_tokens,), device="cuda")
+            calls.append(partial(op, ids, rows_T.clone(), counts, is_prompt=length > 1))
+        yield Row(
+            op="count_tokens, prompts" if length > 1 else "count_tokens",
+            shape=f"{num_tokens} of {_COLUMNS}",
+            backend="triton",
+            seconds=node_seconds(calls),
+            floor_s=num_bytes / machine.copy_bytes_per_s,
+            note="latency",
+        )
+
+
+def _partials(machine: Machine, num_rows: int) -> Row:
+    op = select("logits_partials", backend="triton", arch=detect_arch(), dtype=torch.bfloat16)
+    shards = _batches(num_rows, torch.bfloat16, num_shards=_NUM_SHARDS)
+    workspace = torch.empty(op.workspace_bytes(shards[0]), dtype=torch.uint8, device="cuda")
+    vocabulary = Vocabulary(first_id=_COLUMNS - shards[0].shape[1])
+    temperature = torch.full((num_rows,), 0.7, device="cuda")
+    out = torch.empty(num_rows, 3, dtype=torch.float64, device="cuda")
+    given = {"temperature_R": temperature, "out": out, "workspace": workspace}
+    calls: list[Op] = [partial(op, x, vocabulary=vocabulary, **given) for x in shards]
+    return _row(machine, "logits_partials of a shard", shards, calls)
+
+
+def _combined(machine: Machine, num_rows: int) -> Row:
+    op = select("combine_partials", backend="triton", arch=detect_arch(), dtype=torch.bfloat16)
+    temperature = torch.full((num_rows,), 0.7, device="cuda")
+    num_bytes = num_rows * (24 * (_NUM_SHARDS + 1) + 4)
+    calls: list[Op] = []
+    for _ in range(num_operands(num_bytes)):
+        partials = torch.rand(_NUM_SHARDS, num_rows, 3, dtype=torch.float64, device="cuda")
+        out = torch.empty_like(partials[0])
+        calls.append(partial(op, partials, temperature_R=temperature, out=out))
+    return Row(
+        op="combine_partials",
+        shape=f"{num_rows} of {_NUM_SHARDS} shards",
+        backend="triton",
+        seconds=node_seconds(calls),
+        floor_s=num_bytes / machine.copy_bytes_per_s,
+        note="latency",
+    )

@@ -2,22 +2,32 @@
 
 The floor is each distinct expert of a step once, or its products at the matmul rate of bfloat16.
 Routing is random, another one for each call; all experts together are 1.2 GB, so that none is found
-in the cache.
+in the cache. Of sorting, permuting and combining the floor is the bytes that must move.
 """
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any, Final, cast  # Any: the op, whose keywords differ
 
 import torch
-from gpu_timing import Machine, Row, node_seconds
+from gpu_timing import Machine, Row, node_seconds, num_operands
 
-from syncline.model_ops_rocm import Quantised, RowMajor, detect_arch, select
+from syncline.model_ops_rocm import (
+    Quantised,
+    RowMajor,
+    SortedPairs,
+    detect_arch,
+    select,
+    sorted_capacity,
+)
 from syncline.model_ops_rocm.quant import CodeType, Granularity
 
 NUM_EXPERTS, TOP_K, HIDDEN, INTERMEDIATE = 128, 8, 2_048, 768
 # Tokens -> the share that is promised.
 TARGETS = {1: 0.75, 8: 0.80, 64: 0.88, 256: 0.83}
 NUM_CALLS = 16
+NUM_RANKS: Final = 8
+SORTED_BLOCK: Final = 64  # pairs of a block of one expert's
 _DTYPE: Final = torch.bfloat16
 _FP8: Final = torch.float8_e4m3fn
 
@@ -38,6 +48,11 @@ def rows(machine: Machine, *, quick: bool) -> Iterator[Row]:
                 yield _experts_of_codes(machine, num_tokens, recipe)
         for num_tokens in (1, 256):
             yield _routing(machine, num_tokens)
+        for num_tokens in (8_192, 256):
+            yield _sort(machine, num_tokens, NUM_EXPERTS, SORTED_BLOCK)
+            yield _sort(machine, num_tokens, NUM_RANKS, 1)
+            yield _permute(machine, num_tokens)
+            yield _combine(machine, num_tokens)
 
 
 def _experts(
@@ -136,6 +151,83 @@ def _routing(machine: Machine, num_tokens: int) -> Row:
         seconds=node_seconds(calls),
         floor_s=num_tokens * (2 * NUM_EXPERTS + 8 * TOP_K) / machine.copy_bytes_per_s,
     )
+
+
+def _sort(machine: Machine, num_tokens: int, num_groups: int, block_size: int) -> Row:
+    op = select("moe_sort", backend="triton", arch=detect_arch(), dtype=_DTYPE)
+    capacity = sorted_capacity(num_tokens * TOP_K, num_groups, block_size)
+    shapes = ((capacity,), (capacity // block_size,), (num_groups,), (num_tokens, TOP_K))
+    # Ids, sorted pairs and places; the rest is little.
+    num_bytes = 4 * (2 * num_tokens * TOP_K + capacity)
+    calls: list[Callable[[], object]] = []
+    for _ in range(num_operands(num_bytes)):
+        out = SortedPairs(
+            *(torch.empty(shape, dtype=torch.int32, device="cuda") for shape in shapes)
+        )
+        sizes = {"block_size": block_size, "group_size": NUM_EXPERTS // num_groups}
+        calls.append(partial(op, _ids(num_tokens), num_groups, **sizes, out=out))
+    to = f"to {num_groups} ranks" if num_groups == NUM_RANKS else f"in blocks of {block_size}"
+    shape = f"{num_tokens} x {TOP_K} of {NUM_EXPERTS}, {to}"
+    return _moved(machine, "moe_sort", shape, calls, num_bytes, "latency")
+
+
+def _permute(machine: Machine, num_tokens: int) -> Row:
+    """As ranks exchange tokens: each of them is read once and written for each of its experts."""
+    op = select("moe_permute", backend="triton", arch=detect_arch(), dtype=_DTYPE)
+    num_pairs = num_tokens * TOP_K
+    num_bytes = 2 * HIDDEN * (num_tokens + num_pairs) + 12 * num_pairs
+    calls: list[Callable[[], object]] = []
+    for _ in range(num_operands(num_bytes)):
+        ids = _ids(num_tokens)
+        pairs = _by_rank(ids).pairs
+        out = _random(num_pairs, HIDDEN), torch.empty_like(pairs)
+        x = _random(num_tokens, HIDDEN)
+        calls.append(partial(op, x, ids, pairs, group_size=NUM_EXPERTS // NUM_RANKS, out=out))
+    shape = f"{num_tokens} x {TOP_K}, rows of {HIDDEN}"
+    return _moved(machine, "moe_permute", shape, calls, num_bytes)
+
+
+def _combine(machine: Machine, num_tokens: int) -> Row:
+    op = select("moe_combine", backend="triton", arch=detect_arch(), dtype=_DTYPE)
+    num_pairs = num_tokens * TOP_K
+    num_bytes = 2 * HIDDEN * (num_tokens + num_pairs) + 8 * num_pairs
+    calls: list[Callable[[], object]] = []
+    for _ in range(num_operands(num_bytes)):
+        places = _by_rank(_ids(num_tokens)).places
+        weights = torch.rand(num_tokens, TOP_K, device="cuda").softmax(dim=1)
+        y, out = _random(num_pairs, HIDDEN), _random(num_tokens, HIDDEN)
+        calls.append(partial(op, y, weights, places, out=out))
+    shape = f"{num_tokens} x {TOP_K}, rows of {HIDDEN}"
+    return _moved(machine, "moe_combine", shape, calls, num_bytes)
+
+
+def _moved(
+    machine: Machine,
+    op: str,
+    shape: str,
+    calls: list[Callable[[], object]],
+    num_bytes: int,
+    note: str = "",
+) -> Row:
+    return Row(
+        op=op,
+        shape=shape,
+        backend="triton",
+        seconds=node_seconds(calls),
+        floor_s=num_bytes / machine.copy_bytes_per_s,
+        note=note,
+    )
+
+
+def _by_rank(ids: torch.Tensor) -> SortedPairs:
+    sort = select("moe_sort", backend="triton", arch=detect_arch(), dtype=_DTYPE)
+    return sort(ids, NUM_RANKS, group_size=NUM_EXPERTS // NUM_RANKS)
+
+
+def _ids(num_tokens: int) -> torch.Tensor:
+    """Random ids, drawn on the device: there are many sets of them."""
+    drawn = torch.rand(num_tokens, NUM_EXPERTS, device="cuda")
+    return drawn.topk(TOP_K, dim=1).indices.to(torch.int32)
 
 
 def _routings(num_tokens: int) -> Iterator[torch.Tensor]:

@@ -1,8 +1,13 @@
-"""Speed of storing bfloat16 weights as fp8: 3 bytes an element move, however scales are made."""
+"""Speed of storing bfloat16 weights as fp8: 3 bytes an element move, however scales are made.
 
+Maxima that are added to those of other parts read 2.
+"""
+
+import math
 import statistics
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import torch
 from gpu_timing import Machine, Row, node_seconds, num_operands
@@ -16,6 +21,7 @@ from syncline.model_ops_rocm import (
     StorageFormat,
     Unquantised,
     detect_arch,
+    full_region,
     select,
 )
 
@@ -42,6 +48,9 @@ def rows(machine: Machine, *, quick: bool) -> Iterator[Row]:
         yield _one(machine, _fp8(Granularity.TENSOR), 8_192)
         copied = StorageFormat(recipe=Unquantised(torch.bfloat16), layout=Shuffle16x16())
         yield _one(machine, copied, 8_192)
+        for granularity in (Granularity.BLOCK_128X128, Granularity.TENSOR):
+            for shape in ((ROWS, 8_192), EXPERT):
+                yield _maxima(machine, _fp8(granularity), shape)
     # The last in two passes: the floor is still that of one.
     for granularity in (Granularity.BLOCK_1X128, Granularity.TENSOR):
         yield _many(machine, _fp8(granularity))
@@ -84,6 +93,23 @@ def _one(
         seconds=node_seconds(calls),
         floor_s=_num_bytes(jobs[0]) / machine.copy_bytes_per_s,
         target=target,
+    )
+
+
+def _maxima(machine: Machine, storage: StorageFormat, shape: tuple[int, int]) -> Row:
+    amax_into = select("amax_into", backend="triton", arch=detect_arch(), dtype=torch.bfloat16)
+    num_bytes = 2 * math.prod(shape)
+    calls: list[Callable[[], object]] = []
+    for _ in range(num_operands(num_bytes)):
+        source = torch.randn(shape, dtype=torch.bfloat16, device="cuda")
+        maxima = storage.new_amax(shape, "cuda")
+        calls.append(partial(amax_into, storage, maxima, source, full_region(shape)))
+    return Row(
+        op="amax_into",
+        shape=f"{shape[0]} x {shape[1]} {storage.describe()}",
+        backend="triton",
+        seconds=node_seconds(calls),
+        floor_s=num_bytes / machine.copy_bytes_per_s,
     )
 
 
