@@ -41,3 +41,13 @@ def await_and_end(OVERLAP: tl.constexpr):
     """
     if OVERLAP:
         gdc_wait()
+
+
+@triton.jit
+def read_ahead(ptr):
+    """What no kernel ahead of this one in its call writes, before the wait for them.
+
+    The first kernel of the call waits before it lets the next begin, so that all that came before
+    the call has ended; but an L1 may still hold what was there earlier: this reads L2.
+    """
+    return tl.load(ptr, cache_modifier=".cg")

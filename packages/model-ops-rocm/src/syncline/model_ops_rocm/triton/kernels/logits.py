@@ -11,7 +11,7 @@ NaN; a NaN among the logits makes its tile's sum NaN, and so does +inf.
 import triton
 import triton.language as tl
 
-from syncline.model_ops_rocm.triton.kernels.dependent import await_and_end, await_turn
+from syncline.model_ops_rocm.triton.kernels.dependent import await_and_end, await_turn, read_ahead
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 NEG_INF = tl.constexpr(float("-inf"))
@@ -20,7 +20,7 @@ NEG_INF = tl.constexpr(float("-inf"))
 @triton.jit
 def is_padding(mark_ptr, HAS_MARKS: tl.constexpr):
     """Whether a row's mark, if there is one, is negative."""
-    return (tl.load(mark_ptr) < 0) if HAS_MARKS else False
+    return (read_ahead(mark_ptr) < 0) if HAS_MARKS else False
 
 
 @triton.jit
@@ -103,7 +103,7 @@ def tile_stats_kernel(
     TILE: tl.constexpr,
     OVERLAP: tl.constexpr,  # CUDA: launched while the kernel before it ends
 ):
-    # Nobody begins before all kernels ahead of the call have ended: see `logits_cut.asked_of`.
+    # The next kernels may read what the call was given: they begin when this one has waited.
     if IS_FILTERED:
         await_and_end(OVERLAP)
     else:

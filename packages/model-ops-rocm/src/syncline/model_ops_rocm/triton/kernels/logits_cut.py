@@ -7,6 +7,7 @@ pass it on in a `low` per row, which says how the row's cut is found. Knows no r
 import triton
 import triton.language as tl
 
+from syncline.model_ops_rocm.triton.kernels.dependent import read_ahead
 from syncline.model_ops_rocm.triton.kernels.logits import (
     LOG2_E,
     NEG_INF,
@@ -59,7 +60,7 @@ def weight_bound(largest, temperature, left, wanted, num_real):
 
 @triton.jit
 def load_or(ptr, default: tl.constexpr, IS_GIVEN: tl.constexpr):
-    return tl.load(ptr) if IS_GIVEN else tl.full((), default, tl.float32)
+    return read_ahead(ptr) if IS_GIVEN else tl.full((), default, tl.float32)
 
 
 @triton.jit
@@ -79,9 +80,8 @@ def asked_of(
 ):
     """A row's temperature, top_k (0: off), top_p and min_p, and whether it filters at all.
 
-    A row whose top_p or min_p is NaN does not: it is failed. What a call was given may be read
-    before the wait for the kernel ahead: the call's first, the pass over the tiles, lets the next
-    begin only when all that came before the call has ended.
+    A row whose top_p or min_p is NaN does not: it is failed. May be asked before the wait for the
+    kernels ahead.
     """
     temperature = load_or(temperature_ptr + row, 1.0, HAS_TEMPERATURE)
     top_k = load_or(top_k_ptr + row, 0, HAS_TOP_K).to(tl.int64)

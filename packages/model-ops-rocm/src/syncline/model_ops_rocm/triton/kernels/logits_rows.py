@@ -6,7 +6,7 @@ What the pass over the tiles found is read, and single tiles of the row again. K
 import triton
 import triton.language as tl
 
-from syncline.model_ops_rocm.triton.kernels.dependent import await_inputs
+from syncline.model_ops_rocm.triton.kernels.dependent import await_inputs, read_ahead
 from syncline.model_ops_rocm.triton.kernels.logits import (
     LOG2_E,
     NEG_INF,
@@ -37,7 +37,7 @@ def temperature_of(given):
 
 @triton.jit
 def temperature_given(row, temperature_ptr, HAS_TEMPERATURE: tl.constexpr):
-    return tl.load(temperature_ptr + row) if HAS_TEMPERATURE else tl.full((), 1.0, tl.float32)
+    return read_ahead(temperature_ptr + row) if HAS_TEMPERATURE else tl.full((), 1.0, tl.float32)
 
 
 @triton.jit
@@ -139,8 +139,8 @@ def sample_kernel(  # noqa: PLR0915 - one row, in which each operand is a line
     OVERLAP: tl.constexpr,
 ):
     row = tl.program_id(0)
-    position = tl.load(positions_ptr + row)
-    seed, sample = tl.load(seeds_ptr + row), tl.load(samples_ptr + row)
+    position = read_ahead(positions_ptr + row)
+    seed, sample = read_ahead(seeds_ptr + row), read_ahead(samples_ptr + row)
     given = temperature_given(row, temperature_ptr, HAS_TEMPERATURE)
     drawn = uniform(seed, sample, position, PURPOSE)
     await_inputs(OVERLAP)
@@ -235,7 +235,7 @@ def token_logprobs_kernel(
     OVERLAP: tl.constexpr,
 ):
     row = tl.program_id(0)
-    token = tl.load(ids_ptr + row).to(tl.int64)
+    token = read_ahead(ids_ptr + row).to(tl.int64)
     given = temperature_given(row, temperature_ptr, HAS_TEMPERATURE)
     await_inputs(OVERLAP)
     if token < 0:
