@@ -56,9 +56,16 @@ def test_one_row_of_codes_is_multiplied_exactly(kernels: Ops, depth: int, is_blo
     call = row_of_codes(depth, is_blocked=is_blocked)
     x, weight = tensors_of(call, "x_TK", "weight")
     bias = torch.arange(136) / 8
+    expected = x.float() @ weight.float().T + bias
     got = kernels["linear_quantised"](**call, bias=bias)
     assert isinstance(got, torch.Tensor)
-    assert torch.equal(got, x.float() @ weight.float().T + bias)
+    assert torch.equal(got, expected)
+    # Of every second place of a row and of a bias.
+    wide, apart = torch.full((1, 272), -1.0), torch.zeros(272)
+    apart[::2] = bias
+    kernels["linear_quantised"](**call, bias=apart[::2], out=wide[:, ::2])
+    assert torch.equal(wide[:, ::2], expected)
+    assert (wide[:, 1::2] == -1.0).all()
 
 
 @pytest.mark.parametrize("is_blocked", [False, True], ids=["rows", "blocks"])

@@ -83,6 +83,30 @@ def test_the_cut_of_a_flat_row_is_found_in_what_was_collected(
     assert cut == expected[number - 1]
 
 
+@pytest.mark.parametrize("filters", [(), (None, [0.9]), ([40],), (None, None, [0.05])], ids=str)
+def test_a_program_takes_several_tiles_where_there_are_many(
+    monkeypatch: pytest.MonkeyPatch, filters: tuple[list[float] | None, ...]
+) -> None:
+    rows_of = importlib.import_module("syncline.model_ops_rocm.triton.ops.logits_rows")
+    monkeypatch.setattr(rows_of, "ENOUGH_PROGRAMS", 8)
+    ops, rows, num_ids = BACKEND.load(), torch.arange(4), 4_500
+    # Three tiles to a program: the last has two, and of the last of those a part.
+    assert rows_of.MOST_TILES == 3
+    logits = torch.randn(4, num_ids, generator=torch.Generator().manual_seed(8)).mul_(3.0)
+    logits[0, 2_100], logits[1, 1_030], logits[2, 4_499] = 30.0, 20.0, 15.0
+    asked = Distribution(
+        torch.tensor([0.0, 0.0, 0.7, 1.3]),
+        *(one if one is None else torch.tensor(one * 4) for one in filters),
+    )
+    call = logits, asked, Draw(rows, rows, rows)
+    got, expected = cast(Sample, ops["sample"])(*call), select("sample", dtype=torch.float32)(*call)
+    assert torch.equal(got[0], expected[0])
+    assert got[0].tolist()[:2] == [2_100, 1_030]
+    torch.testing.assert_close(got[1], expected[1], rtol=2e-6, atol=1e-12)
+    given = cast(TokenLogprobs, ops["token_logprobs"])(logits, got[0], distribution=asked)
+    torch.testing.assert_close(given, expected[1], rtol=2e-6, atol=1e-12)
+
+
 @pytest.mark.parametrize("num_ids", [300, 4_096])
 @pytest.mark.parametrize("filters", [(), ([3], [0.5], [1.0])], ids=["plain", "filtered"])
 def test_a_temperature_that_is_no_number_fails_its_row_alone(

@@ -75,12 +75,17 @@ class Sizes(NamedTuple):
     depth: int
 
 
+def is_square(num_columns: int) -> bool:
+    """Whether a weight has about as many rows as were measured: 4,096."""
+    return _MUCH_K < num_columns <= _QUARTERED_COLUMNS
+
+
 def kind_for_numbers(arch: str, dtype: torch.dtype, sizes: Sizes) -> str:
     """The kind of `linear`'s rows for a product that is not batch-invariant."""
     if arch in _AMD or dtype == torch.float32:
         return ""
     if sizes.num_rows > _FEW_ROWS:
-        is_narrow = sizes.num_columns <= _QUARTERED_COLUMNS and sizes.depth >= _DEEP_K
+        is_narrow = is_square(sizes.num_columns) and sizes.depth >= _DEEP_K
         return DEEP if is_narrow and sizes.num_rows <= _MORE_ROWS else ""
     if sizes.num_columns * sizes.depth <= _SMALL_WEIGHT:
         return SMALL if sizes.depth >= _MUCH_K else SHALLOW
@@ -105,7 +110,7 @@ def kind_for_vector(kind: str, num_columns: int) -> str:
         return f"{VECTOR}-{kind}-{NARROW}" if kind else f"{VECTOR}-{NARROW}"
     if kind:
         return f"{VECTOR}-{kind}"
-    return f"{VECTOR}-{SQUARE}" if _MUCH_K < num_columns <= _QUARTERED_COLUMNS else VECTOR
+    return f"{VECTOR}-{SQUARE}" if is_square(num_columns) else VECTOR
 
 
 def invariant_bucket(arch: str, kind: str, num_rows: int) -> tuple[int, str]:

@@ -4,7 +4,7 @@ Kinds: `row` is the program that finishes a row; the others, which come before i
 `sample` for every op. `tiles` is a pass over the logits. Of the filters, `bracket` draws a sample
 of FEW or MANY runs of WIDTH ids, and sets no bound from above where MOST logits lie over the lower
 one; `collect` is a pass over what may lie between, each of LANES with a run of ids; `settle`
-searches a list of one of three sizes in THREADS columns, and then takes KEPT logits of each tile at
+searches a list of one of three sizes in ACROSS columns, and then takes KEPT logits of each tile at
 a time; `filter` reads a row, CHUNKS x WIDTH ids to a step, and `kept` its tiles. Those of sm_90
 were measured on an H200, the others were not.
 """
@@ -20,8 +20,8 @@ from syncline.model_ops_rocm.triton.targets import SUPPORTED_ARCHS, LaunchConfig
 
 _ROW_OPS: Final = ("sample", "token_logprobs", "top_logprobs", "logits_partials")
 _SAMPLES: Final = {"FEW": 64, "MANY": 512, "WIDTH": 32, "MOST": 1_700}
-_LISTS: Final = {"SMALL": 512, "MEDIUM": 2_048, "LARGE": 4_096, "KEPT": 4, "THREADS": 256}
-_SHORTER: Final = {"SMALL": 256, "MEDIUM": 1_024, "LARGE": 2_048, "KEPT": 4, "THREADS": 256}
+_LISTS: Final = {"SMALL": 512, "MEDIUM": 2_048, "LARGE": 4_096, "KEPT": 4, "ACROSS": 256}
+_SHORTER: Final = {"SMALL": 256, "MEDIUM": 1_024, "LARGE": 2_048, "KEPT": 4, "ACROSS": 256}
 
 
 def _launch(

@@ -1,7 +1,9 @@
 """Programmatic dependent launch of sm_90: a kernel starts while the one before it ends.
 
 A launch with the option `launch_pdl` must wait before it touches what a kernel before it may have
-written or read; OVERLAP says that it has the option.
+written or read; OVERLAP says that it has the option. What it may read before: the weight of a
+product and its scales, since no kernel that writes those lets the next begin early; and by
+`read_ahead` what a call of several kernels was given.
 """
 
 import triton
@@ -45,9 +47,10 @@ def await_and_end(OVERLAP: tl.constexpr):
 
 @triton.jit
 def read_ahead(ptr):
-    """What no kernel ahead of this one in its call writes, before the wait for them.
+    """What no kernel that still runs writes, before the wait for the kernels ahead.
 
-    The first kernel of the call waits before it lets the next begin, so that all that came before
-    the call has ended; but an L1 may still hold what was there earlier: this reads L2.
+    Of a call of several kernels what it was given: its first one waits before it lets the next
+    begin, so that all that came before the call has ended. From L2: an L1 may hold what was there
+    earlier until the wait.
     """
     return tl.load(ptr, cache_modifier=".cg")

@@ -1,6 +1,7 @@
 """Linear of one token in codes: a row of the weight times a vector, without a matrix instruction.
 
-Unit: BLOCK_N rows of a row-major weight, asked for as in `linear_vector`; their scales are, too.
+Unit: BLOCK_N rows of a row-major weight, asked for as in `linear_vector`; their scales are, too, by
+the same rule: no kernel that writes them lets the next begin before it has ended.
 Products of two codes are exact in float32, and sums are float32 throughout. Scales multiply one
 after another, as in `linear_quantised`: the sum, or where they change along K, each run's part.
 """
@@ -9,6 +10,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from syncline.model_ops_rocm.triton.kernels.dependent import read_ahead
 from syncline.model_ops_rocm.triton.kernels.linear_vector import rows_of
 from syncline.model_ops_rocm.triton.kernels.tiles import as_scale, e4m3_to_float
 
@@ -92,7 +94,7 @@ def codes_vector_kernel(
         gdc_launch_dependents()
     piece = rows_of(at, columns, DEPTH, EVEN_K)
     if not SCALES_OF_BLOCKS:
-        scale = as_scale(tl.load(weight_scale_ptr + read * weight_scale_row), WEIGHT_E8M0)
+        scale = as_scale(read_ahead(weight_scale_ptr + read * weight_scale_row), WEIGHT_E8M0)
     if OVERLAP:
         gdc_wait()
     x_scale = as_scale(tl.load(x_scale_ptr), X_E8M0)

@@ -1,7 +1,7 @@
-"""What lies in a row's bracket, in order of ids, and of each tile what its filters keep.
+"""What lies in a row's bracket, tile after tile, and of each tile what its filters keep.
 
 A region is some tiles in a row, with room for CAPACITY logits: those found in the bracket, closed
-up. Knows no request.
+up, in an order that does not depend on a race. Knows no request.
 """
 
 import triton
@@ -17,7 +17,7 @@ from syncline.model_ops_rocm.triton.kernels.logits import (
     only_real,
     row_temperature,
 )
-from syncline.model_ops_rocm.triton.kernels.logits_cut import INF
+from syncline.model_ops_rocm.triton.kernels.logits_cut import INF, LOWEST
 
 
 @triton.jit
@@ -106,6 +106,8 @@ def collect_kernel(
     low, high = tl.load(lows_ptr + row), tl.load(highs_ptr + row)
     if (low < INF) == 0:
         return
+    # What is -inf weighs nothing, and is what stands beyond the ids.
+    low = tl.maximum(low, LOWEST)
     scale = tl.div_rn(LOG2_E, row_temperature(temperature_ptr, row, HAS_TEMPERATURE))
     row_ptr = logits_ptr + row.to(tl.int64) * row_stride
     found_ptr += (row * REGIONS + region).to(tl.int64) * CAPACITY

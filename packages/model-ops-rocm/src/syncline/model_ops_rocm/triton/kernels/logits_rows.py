@@ -162,7 +162,7 @@ def sample_kernel(  # noqa: PLR0915 - one row, in which each operand is a line
         weights = tile_weights(maxima, sums, most, scale)
         target = drawn * tl.sum(weights, axis=0)
         tile, until = first_above(weights, target, TILE_SLOTS)
-        tile = tl.where(is_greedy, winner, tile)
+        tile = tl.where(is_greedy, winner, tile)  # of no use to a greedy row: one it reads anyway
         tile = tl.minimum(tl.maximum(tile, 0), num_tiles - 1)
         x = load_tile(row_ptr, tile, last_stride, num_columns, num_real, TILE)
     largest, best, others, weights, masses = best_of(

@@ -56,10 +56,10 @@ def load_found(
     num_tiles,
     region_tiles,
     CAPACITY: tl.constexpr,
-    THREADS: tl.constexpr,
+    ACROSS: tl.constexpr,
     SLOTS: tl.constexpr,
 ):
-    """[SLOTS // THREADS, THREADS]: what a row's regions hold, one after another; -inf beyond."""
+    """[SLOTS // ACROSS, ACROSS]: what a row's regions hold, one after another; -inf beyond."""
     slots = tl.arange(0, SLOTS)
     shifts = slots * 0
     start = tl.full((), 0, tl.int32)
@@ -69,8 +69,9 @@ def load_found(
         shifts = tl.where(slots >= start, region * CAPACITY - start, shifts)
         start += tl.load(ends_ptr + last)
     x = tl.load(found_ptr + slots + shifts, mask=slots < number, other=NEG_INF)
-    # A list, so that it is the columns that lie in different threads, whatever the compiler.
-    return x.reshape(SLOTS // THREADS, THREADS)
+    # Read as a list and reshaped, so that threads have whole columns, whatever the compiler: it
+    # lays out a matrix whose order it does not know now one way and now the other.
+    return x.reshape(SLOTS // ACROSS, ACROSS)
 
 
 @triton.jit
@@ -118,11 +119,11 @@ def held_cut(x, weights, weight_above, largest, scale, top_k, top_p, left, cut):
 @triton.jit
 def settle(
     found_ptr, ends_ptr, number, weight_above, largest, scale, top_k, top_p, min_p,
-    left, low, cut, num_tiles, region_tiles, CAPACITY: tl.constexpr, THREADS: tl.constexpr,
+    left, low, cut, num_tiles, region_tiles, CAPACITY: tl.constexpr, ACROSS: tl.constexpr,
     SLOTS: tl.constexpr,
 ):  # fmt: skip
     """The cut, its quota and whether it is seen to be right."""
-    x = load_found(found_ptr, ends_ptr, number, num_tiles, region_tiles, CAPACITY, THREADS, SLOTS)
+    x = load_found(found_ptr, ends_ptr, number, num_tiles, region_tiles, CAPACITY, ACROSS, SLOTS)
     weights = tl.exp2((x - largest) * scale)
     weight = tl.sum(tl.sum(weights, axis=0), axis=0).to(tl.float64) + weight_above
     wanted = top_p.to(tl.float64) * left
@@ -188,7 +189,7 @@ def settle_kernel(
     HAS_MIN_P: tl.constexpr,
     REGIONS: tl.constexpr,
     CAPACITY: tl.constexpr,
-    THREADS: tl.constexpr,
+    ACROSS: tl.constexpr,
     SMALL: tl.constexpr,  # entries of a list, in three sizes
     MEDIUM: tl.constexpr,
     LARGE: tl.constexpr,
@@ -227,17 +228,17 @@ def settle_kernel(
         if number <= SMALL:
             cut, quota, is_settled = settle(
                 found_ptr, ends_ptr, number, weight_above, largest, scale, top_k,
-                top_p, min_p, left, low, cut, num_tiles, region_tiles, CAPACITY, THREADS, SMALL,
+                top_p, min_p, left, low, cut, num_tiles, region_tiles, CAPACITY, ACROSS, SMALL,
             )  # fmt: skip
         elif number <= MEDIUM:
             cut, quota, is_settled = settle(
                 found_ptr, ends_ptr, number, weight_above, largest, scale, top_k,
-                top_p, min_p, left, low, cut, num_tiles, region_tiles, CAPACITY, THREADS, MEDIUM,
+                top_p, min_p, left, low, cut, num_tiles, region_tiles, CAPACITY, ACROSS, MEDIUM,
             )  # fmt: skip
         else:
             cut, quota, is_settled = settle(
                 found_ptr, ends_ptr, number, weight_above, largest, scale, top_k,
-                top_p, min_p, left, low, cut, num_tiles, region_tiles, CAPACITY, THREADS, LARGE,
+                top_p, min_p, left, low, cut, num_tiles, region_tiles, CAPACITY, ACROSS, LARGE,
             )  # fmt: skip
     tl.store(cuts_ptr + row, cut)
     tl.store(quotas_ptr + row, quota.to(tl.int32))
