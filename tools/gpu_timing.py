@@ -115,3 +115,25 @@ def node_seconds(calls: SequenceABC[Call], *, num_replays: int = 15) -> float:
         end.synchronize()
         times.append(float(start.elapsed_time(end)) * 1e-3)
     return statistics.median(times) / len(calls)
+
+
+def row_of_bytes(  # noqa: PLR0913 - what a row says
+    machine: Machine,
+    op: str,
+    shape: str,
+    calls: SequenceABC[Call],
+    num_bytes: float,
+    *,
+    target: float | None = None,
+    note: str = "",
+) -> Row:
+    """Of a Triton op that has to move `num_bytes` in each call."""
+    return Row(
+        op=op,
+        shape=shape,
+        backend="triton",
+        seconds=node_seconds(calls),
+        floor_s=num_bytes / machine.copy_bytes_per_s,
+        target=target,
+        note=note,
+    )

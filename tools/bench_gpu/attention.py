@@ -11,7 +11,7 @@ from typing import Final
 
 import torch
 import torch.nn.functional as F
-from gpu_timing import Machine, Row, copy_seconds, node_seconds, num_operands
+from gpu_timing import Machine, Row, copy_seconds, node_seconds, num_operands, row_of_bytes
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from syncline.model_ops_rocm import AttentionMetadata, detect_arch, select
@@ -149,12 +149,12 @@ def _decode(machine: Machine, shape: Shape, target: float | None) -> Row:
     note = ""
     if shape.kv_bytes <= _FEW_BYTES:
         note = f"a copy that moves as many bytes takes {copy_seconds(shape.kv_bytes) * 1e6:.1f} us"
-    return Row(
-        op="decode attention",
-        shape=shape.name,
-        backend="triton",
-        seconds=node_seconds(calls),
-        floor_s=shape.kv_bytes / machine.copy_bytes_per_s,
+    return row_of_bytes(
+        machine,
+        "decode attention",
+        shape.name,
+        calls,
+        shape.kv_bytes,
         target=target,
         note=note,
     )
@@ -197,10 +197,10 @@ def _merge(machine: Machine, num_parts: int, num_tokens: int) -> Row:
         lse = torch.randn(shape, device="cuda")
         out, out_lse = torch.empty_like(parts[0]), torch.empty_like(lse[0])
         calls.append(partial(op, parts, lse, out=out, lse_TN=out_lse))
-    return Row(
-        op="merge_states",
-        shape=f"{num_parts} parts of {num_tokens} x {_MERGED_HEADS} x {HEAD_DIM}",
-        backend="triton",
-        seconds=node_seconds(calls),
-        floor_s=num_bytes / machine.copy_bytes_per_s,
+    return row_of_bytes(
+        machine,
+        "merge_states",
+        f"{num_parts} parts of {num_tokens} x {_MERGED_HEADS} x {HEAD_DIM}",
+        calls,
+        num_bytes,
     )

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 
 import torch
-from gpu_timing import Machine, Row, node_seconds, num_operands
+from gpu_timing import Machine, Row, num_operands, row_of_bytes
 
 from syncline.model_ops_rocm import (
     Advance,
@@ -42,12 +42,12 @@ def _advance(machine: Machine, advance: Advance, num_rows: int, num_queries: int
             partial(advance, tokens, state, out, num_accepted_R=accepted, drafts_RK=drafts)
         )
     num_bytes = 4 * num_rows * (NUM_STOP_IDS + 12 + 5 * num_queries)
-    return Row(
-        op="advance",
-        shape=f"{num_rows} rows x {num_queries}, {NUM_STOP_IDS} stop ids",
-        backend="triton",
-        seconds=node_seconds(calls),
-        floor_s=num_bytes / machine.copy_bytes_per_s,
+    return row_of_bytes(
+        machine,
+        "advance",
+        f"{num_rows} rows x {num_queries}, {NUM_STOP_IDS} stop ids",
+        calls,
+        num_bytes,
         note="latency",
     )
 
@@ -61,12 +61,12 @@ def _verify(machine: Machine, num_rows: int, num_drafts: int) -> Row:
         out = torch.empty_like(drawn), torch.empty_like(drafts[:, 0])
         calls.append(partial(verify, drafts, drawn, out=out))
     num_bytes = num_rows * (4 * num_drafts + 16 * (num_drafts + 1) + 4)
-    return Row(
-        op="verify_drafts",
-        shape=f"{num_rows} rows x {num_drafts}, exact",
-        backend="triton",
-        seconds=node_seconds(calls),
-        floor_s=num_bytes / machine.copy_bytes_per_s,
+    return row_of_bytes(
+        machine,
+        "verify_drafts",
+        f"{num_rows} rows x {num_drafts}, exact",
+        calls,
+        num_bytes,
         note="latency",
     )
 
@@ -95,12 +95,12 @@ def _reject(machine: Machine, num_rows: int) -> Row:
         calls.append(
             partial(verify, drafts, target, rejection=rejection, out=out, workspace=workspace)
         )
-    return Row(
-        op="verify_drafts",
-        shape=f"{num_rows} rows x {num_drafts}, rejection, {VOCABULARY:,} ids",
-        backend="triton",
-        seconds=node_seconds(calls),
-        floor_s=num_rows * of_row / machine.copy_bytes_per_s,
+    return row_of_bytes(
+        machine,
+        "verify_drafts",
+        f"{num_rows} rows x {num_drafts}, rejection, {VOCABULARY:,} ids",
+        calls,
+        num_rows * of_row,
         note="all launches; every logit once",
     )
 

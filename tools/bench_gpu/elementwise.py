@@ -5,7 +5,7 @@ from functools import partial
 from typing import Final
 
 import torch
-from gpu_timing import Machine, Row, node_seconds, num_operands
+from gpu_timing import Machine, Row, num_operands, row_of_bytes
 
 from syncline.model_ops_rocm import detect_arch, select
 
@@ -92,11 +92,11 @@ def _row(
     *,
     may_promise: bool = True,
 ) -> Row:
-    return Row(
-        op=op,
-        shape=shape,
-        backend="triton",
-        seconds=node_seconds(calls),
-        floor_s=num_bytes / machine.copy_bytes_per_s,
+    return row_of_bytes(
+        machine,
+        op,
+        shape,
+        calls,
+        num_bytes,
         target=TARGET if may_promise and num_bytes > 2**26 else None,
     )

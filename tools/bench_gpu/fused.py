@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, Final, cast  # Any: ops, whose arguments differ
 
 import torch
-from gpu_timing import Machine, Row, node_seconds, num_operands
+from gpu_timing import Machine, Row, num_operands, row_of_bytes
 
 from syncline.model_ops_rocm import (
     CodeType,
@@ -174,11 +174,11 @@ def _row(
     promised: bool = False,
 ) -> Row:
     calls = [measured.make() for _ in range(num_operands(measured.num_bytes))]
-    return Row(
-        op=f"{op}, {kind}" if kind else op,
-        shape=f"{num_tokens} x {measured.width}",
-        backend="triton",
-        seconds=node_seconds(calls),
-        floor_s=measured.num_bytes / machine.copy_bytes_per_s,
+    return row_of_bytes(
+        machine,
+        f"{op}, {kind}" if kind else op,
+        f"{num_tokens} x {measured.width}",
+        calls,
+        measured.num_bytes,
         target=TARGET if promised and measured.num_bytes > _LARGE else None,
     )

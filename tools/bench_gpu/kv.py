@@ -9,7 +9,7 @@ from functools import partial
 from typing import Final
 
 import torch
-from gpu_timing import Machine, Row, node_seconds, num_operands
+from gpu_timing import Machine, Row, num_operands, row_of_bytes
 
 from syncline.model_ops_rocm import CodeType, detect_arch, select
 from syncline.model_ops_rocm.kv import KVLayout, KVOrder, KVPool, KVScale
@@ -80,12 +80,12 @@ def _write(
         fused = torch.randn(num_tokens, heads, HEAD_DIM, dtype=_DTYPE, device="cuda")
         k, v = fused[:, NUM_HEADS:-NUM_KV_HEADS], fused[:, -NUM_KV_HEADS:]
         calls.append(partial(write, k, v, *caches, _slots(order, number, num_tokens, per_block)))
-    return Row(
-        op="kv_write" if scale is KVScale.NONE else f"kv_write, {scale} scale",
-        shape=f"{num_tokens} x {NUM_KV_HEADS} x {HEAD_DIM}",
-        backend="triton",
-        seconds=node_seconds(calls),
-        floor_s=num_bytes / machine.copy_bytes_per_s,
+    return row_of_bytes(
+        machine,
+        "kv_write" if scale is KVScale.NONE else f"kv_write, {scale} scale",
+        f"{num_tokens} x {NUM_KV_HEADS} x {HEAD_DIM}",
+        calls,
+        num_bytes,
     )
 
 
@@ -110,11 +110,11 @@ def _copy(machine: Machine, num_pairs: int, k_cache: torch.Tensor, v_cache: torc
     for number in range(num_operands(num_bytes)):
         pairs = order.roll(-2 * number * num_pairs)[: 2 * num_pairs].view(num_pairs, 2)
         calls.append(partial(op, k_cache, v_cache, pairs, workspace=workspace))
-    return Row(
-        op="kv_copy_blocks",
-        shape=f"{num_pairs} of {BLOCK_SIZE} x {NUM_KV_HEADS} x {HEAD_DIM}",
-        backend="triton",
-        seconds=node_seconds(calls),
-        floor_s=num_bytes / machine.copy_bytes_per_s,
+    return row_of_bytes(
+        machine,
+        "kv_copy_blocks",
+        f"{num_pairs} of {BLOCK_SIZE} x {NUM_KV_HEADS} x {HEAD_DIM}",
+        calls,
+        num_bytes,
         note="two launches, between them a workspace, which the floor leaves out",
     )

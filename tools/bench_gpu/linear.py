@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import Final
 
 import torch
-from gpu_timing import Machine, Row, node_seconds, num_operands
+from gpu_timing import Machine, Row, node_seconds, num_operands, row_of_bytes
 
 from syncline.model_ops_rocm import (
     Granularity,
@@ -173,12 +173,12 @@ def _few(
     num_columns, depth = codes[0].shape
     num_bytes = num_columns * depth + num_tokens * (2 * num_columns + depth)
     is_promised = granularity is Granularity.TOKEN and num_tokens in (1, 16, 64)
-    return Row(
-        op=f"linear, fp8 by fp8, scale per {_scale_name(granularity)}",
-        shape=_name(num_tokens, codes[0].shape),
-        backend="triton",
-        seconds=node_seconds(_quantised_calls(quantised, codes, num_tokens, granularity)),
-        floor_s=num_bytes / machine.copy_bytes_per_s,
+    return row_of_bytes(
+        machine,
+        f"linear, fp8 by fp8, scale per {_scale_name(granularity)}",
+        _name(num_tokens, codes[0].shape),
+        _quantised_calls(quantised, codes, num_tokens, granularity),
+        num_bytes,
         target=(0.85 if num_tokens <= 16 else 0.80) if is_promised else None,
     )
 

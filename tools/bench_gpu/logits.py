@@ -8,7 +8,7 @@ from functools import partial
 from typing import Final
 
 import torch
-from gpu_timing import Machine, Row, node_seconds, num_operands
+from gpu_timing import Machine, Row, num_operands, row_of_bytes
 
 from syncline.model_ops_rocm import (
     Distribution,
@@ -50,12 +50,12 @@ def _row(
     logits = batches[0]
     num_rows, num_columns = logits.shape
     target = FILTERED_TARGET if "top_" in name or "min_p" in name else TARGET
-    return Row(
-        op=name,
-        shape=f"{num_rows} x {num_columns} {str(logits.dtype).removeprefix('torch.')}",
-        backend="triton",
-        seconds=node_seconds(calls),
-        floor_s=(logits.numel() * logits.element_size() + more_bytes) / machine.copy_bytes_per_s,
+    return row_of_bytes(
+        machine,
+        name,
+        f"{num_rows} x {num_columns} {str(logits.dtype).removeprefix('torch.')}",
+        calls,
+        logits.numel() * logits.element_size() + more_bytes,
         target=target if name.startswith("sample") and num_rows >= 256 else None,
     )
 
@@ -150,12 +150,12 @@ def _counts(machine: Machine) -> Iterator[Row]:
         for _ in range(num_operands(num_bytes)):
             ids = torch.randint(0, _COLUMNS, (num_tokens,), device="cuda")
             calls.append(partial(op, ids, rows_T.clone(), counts, is_prompt=length > 1))
-        yield Row(
-            op="count_tokens, prompts" if length > 1 else "count_tokens",
-            shape=f"{num_tokens} of {_COLUMNS}",
-            backend="triton",
-            seconds=node_seconds(calls),
-            floor_s=num_bytes / machine.copy_bytes_per_s,
+        yield row_of_bytes(
+            machine,
+            "count_tokens, prompts" if length > 1 else "count_tokens",
+            f"{num_tokens} of {_COLUMNS}",
+            calls,
+            num_bytes,
             note="latency",
         )
 
@@ -181,11 +181,11 @@ def _combined(machine: Machine, num_rows: int) -> Row:
         partials = torch.rand(_NUM_SHARDS, num_rows, 3, dtype=torch.float64, device="cuda")
         out = torch.empty_like(partials[0])
         calls.append(partial(op, partials, temperature_R=temperature, out=out))
-    return Row(
-        op="combine_partials",
-        shape=f"{num_rows} of {_NUM_SHARDS} shards",
-        backend="triton",
-        seconds=node_seconds(calls),
-        floor_s=num_bytes / machine.copy_bytes_per_s,
+    return row_of_bytes(
+        machine,
+        "combine_partials",
+        f"{num_rows} of {_NUM_SHARDS} shards",
+        calls,
+        num_bytes,
         note="latency",
     )

@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any, Final, cast  # Any: the op, whose keywords differ
 
 import torch
-from gpu_timing import Machine, Row, node_seconds, num_operands
+from gpu_timing import Machine, Row, node_seconds, num_operands, row_of_bytes
 
 from syncline.model_ops_rocm import (
     Quantised,
@@ -144,12 +144,12 @@ def _routing(machine: Machine, num_tokens: int) -> Row:
         weights = torch.empty(num_tokens, TOP_K, device="cuda")
         out = weights, torch.empty_like(weights, dtype=torch.int32)
         calls.append(lambda logits=logits, out=out: op(logits, TOP_K, out=out))  # type: ignore[misc]  # as above
-    return Row(
-        op="moe_route",
-        shape=f"{num_tokens} x {TOP_K} of {NUM_EXPERTS}",
-        backend="triton",
-        seconds=node_seconds(calls),
-        floor_s=num_tokens * (2 * NUM_EXPERTS + 8 * TOP_K) / machine.copy_bytes_per_s,
+    return row_of_bytes(
+        machine,
+        "moe_route",
+        f"{num_tokens} x {TOP_K} of {NUM_EXPERTS}",
+        calls,
+        num_tokens * (2 * NUM_EXPERTS + 8 * TOP_K),
     )
 
 
@@ -168,7 +168,7 @@ def _sort(machine: Machine, num_tokens: int, num_groups: int, block_size: int) -
         calls.append(partial(op, _ids(num_tokens), num_groups, **sizes, out=out))
     to = f"to {num_groups} ranks" if num_groups == NUM_RANKS else f"in blocks of {block_size}"
     shape = f"{num_tokens} x {TOP_K} of {NUM_EXPERTS}, {to}"
-    return _moved(machine, "moe_sort", shape, calls, num_bytes, "latency")
+    return row_of_bytes(machine, "moe_sort", shape, calls, num_bytes, note="latency")
 
 
 def _permute(machine: Machine, num_tokens: int) -> Row:
@@ -184,7 +184,7 @@ def _permute(machine: Machine, num_tokens: int) -> Row:
         x = _random(num_tokens, HIDDEN)
         calls.append(partial(op, x, ids, pairs, group_size=NUM_EXPERTS // NUM_RANKS, out=out))
     shape = f"{num_tokens} x {TOP_K}, rows of {HIDDEN}"
-    return _moved(machine, "moe_permute", shape, calls, num_bytes)
+    return row_of_bytes(machine, "moe_permute", shape, calls, num_bytes)
 
 
 def _combine(machine: Machine, num_tokens: int) -> Row:
@@ -198,25 +198,7 @@ def _combine(machine: Machine, num_tokens: int) -> Row:
         y, out = _random(num_pairs, HIDDEN), _random(num_tokens, HIDDEN)
         calls.append(partial(op, y, weights, places, out=out))
     shape = f"{num_tokens} x {TOP_K}, rows of {HIDDEN}"
-    return _moved(machine, "moe_combine", shape, calls, num_bytes)
-
-
-def _moved(
-    machine: Machine,
-    op: str,
-    shape: str,
-    calls: list[Callable[[], object]],
-    num_bytes: int,
-    note: str = "",
-) -> Row:
-    return Row(
-        op=op,
-        shape=shape,
-        backend="triton",
-        seconds=node_seconds(calls),
-        floor_s=num_bytes / machine.copy_bytes_per_s,
-        note=note,
-    )
+    return row_of_bytes(machine, "moe_combine", shape, calls, num_bytes)
 
 
 def _by_rank(ids: torch.Tensor) -> SortedPairs:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 
 import torch
-from gpu_timing import Machine, Row, node_seconds, num_operands
+from gpu_timing import Machine, Row, num_operands, row_of_bytes
 
 from syncline.model_ops_rocm import (
     CodeType,
@@ -86,12 +86,12 @@ def _one(
         lambda job=job: encode(job, nonfinite=nonfinite, workspace=workspace)  # type: ignore[misc]  # a default binds the job
         for job in jobs
     ]
-    return Row(
-        op="encode",
-        shape=f"{ROWS} x {columns} {storage.describe()}",
-        backend="triton",
-        seconds=node_seconds(calls),
-        floor_s=_num_bytes(jobs[0]) / machine.copy_bytes_per_s,
+    return row_of_bytes(
+        machine,
+        "encode",
+        f"{ROWS} x {columns} {storage.describe()}",
+        calls,
+        _num_bytes(jobs[0]),
         target=target,
     )
 
@@ -104,12 +104,12 @@ def _maxima(machine: Machine, storage: StorageFormat, shape: tuple[int, int]) ->
         source = torch.randn(shape, dtype=torch.bfloat16, device="cuda")
         maxima = storage.new_amax(shape, "cuda")
         calls.append(partial(amax_into, storage, maxima, source, full_region(shape)))
-    return Row(
-        op="amax_into",
-        shape=f"{shape[0]} x {shape[1]} {storage.describe()}",
-        backend="triton",
-        seconds=node_seconds(calls),
-        floor_s=num_bytes / machine.copy_bytes_per_s,
+    return row_of_bytes(
+        machine,
+        "amax_into",
+        f"{shape[0]} x {shape[1]} {storage.describe()}",
+        calls,
+        num_bytes,
     )
 
 
@@ -128,11 +128,11 @@ def _many(machine: Machine, storage: StorageFormat) -> Row:
             prepared = grouped.prepare(jobs, nonfinite=nonfinite, workspace=workspace)
             times.append(time.perf_counter() - begun)
         calls.append(prepared)
-    return Row(
-        op="encode_grouped",
-        shape=f"{NUM_EXPERTS} of {EXPERT[0]} x {EXPERT[1]} {storage.describe()}",
-        backend="triton",
-        seconds=node_seconds(calls),
-        floor_s=sum(map(_num_bytes, jobs)) / machine.copy_bytes_per_s,
+    return row_of_bytes(
+        machine,
+        "encode_grouped",
+        f"{NUM_EXPERTS} of {EXPERT[0]} x {EXPERT[1]} {storage.describe()}",
+        calls,
+        sum(map(_num_bytes, jobs)),
         note=f"{statistics.median(times) / NUM_EXPERTS * 1e6:.0f} us of the host each, once",
     )

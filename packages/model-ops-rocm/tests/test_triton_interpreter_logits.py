@@ -16,6 +16,7 @@ from syncline.model_ops_rocm.contracts.logits import (
 )
 from syncline.model_ops_rocm.reference.philox import PURPOSE_ACCEPT, random_words, uniforms
 from syncline.model_ops_rocm.triton import BACKEND
+from syncline.model_ops_rocm.triton.configs import logits as configs
 
 NAN = float("nan")
 # Unsigned words wrap, which is what they are for; and -inf less itself is NaN.
@@ -87,11 +88,10 @@ def test_the_cut_of_a_flat_row_is_found_in_what_was_collected(
 def test_a_program_takes_several_tiles_where_there_are_many(
     monkeypatch: pytest.MonkeyPatch, filters: tuple[list[float] | None, ...]
 ) -> None:
-    rows_of = importlib.import_module("syncline.model_ops_rocm.triton.ops.logits_rows")
-    monkeypatch.setattr(rows_of, "ENOUGH_PROGRAMS", 8)
+    monkeypatch.setattr(configs, "_ENOUGH_PROGRAMS", 8)
     ops, rows, num_ids = BACKEND.load(), torch.arange(4), 4_500
-    # Three tiles to a program: the last has two, and of the last of those a part.
-    assert rows_of.MOST_TILES == 3
+    # The last program of a row has two, and of the last of those a part.
+    assert configs.tiles_of_a_program(4, 5) == 3
     logits = torch.randn(4, num_ids, generator=torch.Generator().manual_seed(8)).mul_(3.0)
     logits[0, 2_100], logits[1, 1_030], logits[2, 4_499] = 30.0, 20.0, 15.0
     asked = Distribution(

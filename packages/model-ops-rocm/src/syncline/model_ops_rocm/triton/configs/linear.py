@@ -106,11 +106,10 @@ def kind_for_codes(arch: str, kind: str, sizes: Sizes) -> str:
 
 def kind_for_vector(kind: str, num_columns: int) -> str:
     """The kind of the rows for one row of x, where those for more rows are of `kind`."""
-    if num_columns <= NARROW_VECTOR_ROWS:
-        return f"{VECTOR}-{kind}-{NARROW}" if kind else f"{VECTOR}-{NARROW}"
-    if kind:
-        return f"{VECTOR}-{kind}"
-    return f"{VECTOR}-{SQUARE}" if is_square(num_columns) else VECTOR
+    size = NARROW if num_columns <= NARROW_VECTOR_ROWS else ""
+    if not kind and is_square(num_columns):
+        size = SQUARE
+    return "-".join(filter(None, (VECTOR, kind, size)))
 
 
 def invariant_bucket(arch: str, kind: str, num_rows: int) -> tuple[int, str]:
@@ -243,11 +242,7 @@ _VECTOR_CODES: Final[Mapping[str, Buckets]] = {
         4_096: _vector(8, 1_024, 2),
         ANY_WIDTH: _vector(4, 2_048, 2),
     },
-    NARROW: {
-        2_048: _vector(2, 1_024, 2),
-        4_096: _vector(2, 2_048, 4),
-        ANY_WIDTH: _vector(2, 2_048, 4),
-    },
+    NARROW: {2_048: _vector(2, 1_024, 2), ANY_WIDTH: _vector(2, 2_048, 4)},
 }
 _FULL: Final[Mapping[str, Buckets]] = {
     "amd": {64: _few((16, 64, 32), 4, 2), ANY_WIDTH: _many((128, 64, 32), 8, 2)},

@@ -19,9 +19,21 @@ from syncline.model_ops_rocm.triton.configs.base import ANY_WIDTH, HALF_DTYPES, 
 from syncline.model_ops_rocm.triton.targets import SUPPORTED_ARCHS, LaunchConfig
 
 _ROW_OPS: Final = ("sample", "token_logprobs", "top_logprobs", "logits_partials")
+# A program of the pass over the logits takes up to so many tiles, while so many programs are left.
+_MOST_TILES: Final = 3
+_ENOUGH_PROGRAMS: Final = 4_096
+# Of `kept`, for each row: for min_p alone, which reads all its tiles again, and where only what no
+# bracket held is left for them.
+KEPT_PROGRAMS: Final = 30
+RARE_PROGRAMS: Final = 5
 _SAMPLES: Final = {"FEW": 64, "MANY": 512, "WIDTH": 32, "MOST": 1_700}
 _LISTS: Final = {"SMALL": 512, "MEDIUM": 2_048, "LARGE": 4_096, "KEPT": 4, "ACROSS": 256}
 _SHORTER: Final = {"SMALL": 256, "MEDIUM": 1_024, "LARGE": 2_048, "KEPT": 4, "ACROSS": 256}
+
+
+def tiles_of_a_program(num_rows: int, num_tiles: int) -> int:
+    """Of the pass over `num_rows` rows of so many tiles."""
+    return min(-(-num_rows * num_tiles // _ENOUGH_PROGRAMS), _MOST_TILES)
 
 
 def _launch(

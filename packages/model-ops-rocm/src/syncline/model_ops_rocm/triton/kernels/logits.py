@@ -24,38 +24,20 @@ def is_padding(mark_ptr, HAS_MARKS: tl.constexpr):
 
 
 @triton.jit
-def load_tiles(
-    row_ptr, first, last_stride, num_columns, num_real, TILES: tl.constexpr, TILE: tl.constexpr
-):
-    """float32 [TILES, TILE] from tile `first` on; -inf beyond the `num_real` ids."""
-    columns = (first + tl.arange(0, TILES))[:, None] * TILE + tl.arange(0, TILE)[None, :]
-    at = row_ptr + columns.to(tl.int64) * last_stride
-    if (first + TILES) * TILE <= num_real:
-        x = tl.load(at).to(tl.float32)
-    else:
-        # The bound of the load is a width that Triton knows to be even; the one of ids may be odd,
-        # and would make every load two bytes wide.
-        x = tl.load(at, mask=columns < num_columns, other=0.0).to(tl.float32)
-        x = tl.where(columns < num_real, x, NEG_INF)
-    return x
+def temperature_of(given):
+    """The divisor of a row's logits: 1 for a greedy row."""
+    return tl.where(given == 0.0, 1.0, given)
 
 
 @triton.jit
-def load_tile(row_ptr, tile, last_stride, num_columns, num_real, TILE: tl.constexpr):
-    """float32 [TILE] likewise."""
-    columns = tile * TILE + tl.arange(0, TILE)
-    x = tl.load(row_ptr + columns.to(tl.int64) * last_stride, mask=columns < num_columns, other=0.0)
-    return tl.where(columns < num_real, x.to(tl.float32), NEG_INF)
+def temperature_given(row, temperature_ptr, HAS_TEMPERATURE: tl.constexpr):
+    return read_ahead(temperature_ptr + row) if HAS_TEMPERATURE else tl.full((), 1.0, tl.float32)
 
 
 @triton.jit
 def row_temperature(temperature_ptr, row, HAS_TEMPERATURE: tl.constexpr):
-    """The divisor of a row's logits: 1 for a greedy row, whose temperature is 0."""
-    if HAS_TEMPERATURE:
-        given = tl.load(temperature_ptr + row)
-        return tl.where(given == 0.0, 1.0, given)
-    else:
-        return tl.full((), 1.0, tl.float32)
+    """A row's divisor."""
+    return temperature_of(temperature_given(row, temperature_ptr, HAS_TEMPERATURE))
 
 
 @triton.jit
@@ -82,6 +64,13 @@ def ask_for_tile(
 def only_real(x, tile, num_real, TILE: tl.constexpr):
     """float32 [TILE]: -inf beyond the `num_real` ids."""
     return tl.where(tile * TILE + tl.arange(0, TILE) < num_real, x, NEG_INF)
+
+
+@triton.jit
+def load_tile(row_ptr, tile, last_stride, num_columns, num_real, TILE: tl.constexpr):
+    """float32 [TILE], -inf beyond the `num_real` ids."""
+    loaded = ask_for_tile(row_ptr, tile, last_stride, num_columns, True, TILE, "")
+    return only_real(loaded.to(tl.float32), tile, num_real, TILE)
 
 
 @triton.jit(do_not_specialize=["num_real", "num_tiles", "tiles_each"])
@@ -267,6 +256,72 @@ def summary(
         others = weight_of(x, 1.0, is_other, largest, scale, inverse)
         others += weight_of(maxima, sums, is_other_tile, largest, scale, inverse)
     return winner * TILE + at, others
+
+
+@triton.jit
+def tiles_of(
+    row, given, maxima_ptr, sums_ptr, ties_ptr, cuts_ptr, quotas_ptr, num_tiles,
+    IS_FILTERED: tl.constexpr, TILE_SLOTS: tl.constexpr,
+):  # fmt: skip
+    """What is known of a row before any of it is read again."""
+    inverse = 1.0 / temperature_of(given).to(tl.float64)
+    scale = tl.div_rn(LOG2_E, temperature_of(given))
+    maxima, sums = load_stats(maxima_ptr, sums_ptr, row, num_tiles, TILE_SLOTS)
+    cut, quotas = tl.full((), NEG_INF, tl.float32), tl.full((TILE_SLOTS,), 0, tl.int32)
+    if IS_FILTERED:
+        cut = tl.load(cuts_ptr + row)
+        given = tl.where(cut == cut, given, float("nan"))
+        quotas, sums = load_kept(
+            ties_ptr, quotas_ptr, cut, row, num_tiles, maxima, sums, scale, TILE_SLOTS
+        )
+    return given, scale, inverse, maxima, sums, cut, quotas
+
+
+@triton.jit
+def best_of(
+    row, row_ptr, maxima, sums, scale, inverse, cut, quotas, partials_ptr, num_rows, num_shards,
+    last_stride, num_columns, num_real, num_tiles, first_id, IS_FILTERED: tl.constexpr,
+    TILE_SLOTS: tl.constexpr, SHARD_SLOTS: tl.constexpr, TILE: tl.constexpr,
+):  # fmt: skip
+    """The largest logit, its id, what all others weigh; the weights of tiles and of shards."""
+    if SHARD_SLOTS > 0:
+        widest, others, at, masses = combine(
+            partials_ptr, row, num_rows, num_shards, inverse, SHARD_SLOTS
+        )
+        largest, best = widest.to(tl.float32), at.to(tl.int64)
+        weights = tile_weights(maxima, sums, largest, scale)
+    else:
+        largest, winner = tl.max(maxima, axis=0, return_indices=True)
+        winner = tl.minimum(tl.maximum(winner, 0), num_tiles - 1)
+        weights = tile_weights(maxima, sums, largest, scale)
+        masses = weights
+        column, others = summary(
+            row_ptr, maxima, sums, weights, largest, winner, scale, inverse, cut, quotas,
+            last_stride, num_columns, num_real, IS_FILTERED, TILE_SLOTS, TILE,
+        )  # fmt: skip
+        best = column.to(tl.int64) + first_id
+    return largest, best, others, weights, masses
+
+
+@triton.jit
+def row_of(
+    row, row_ptr, given, maxima_ptr, sums_ptr, ties_ptr, cuts_ptr, quotas_ptr,
+    partials_ptr, num_rows, num_shards, last_stride, num_columns, num_real, num_tiles, first_id,
+    IS_FILTERED: tl.constexpr, TILE_SLOTS: tl.constexpr,
+    SHARD_SLOTS: tl.constexpr,  # 0: the columns are the whole vocabulary
+    TILE: tl.constexpr,
+):  # fmt: skip
+    """What an op that draws nothing asks of a row; `weights` are of tiles."""
+    given, scale, inverse, maxima, sums, cut, quotas = tiles_of(
+        row, given, maxima_ptr, sums_ptr, ties_ptr, cuts_ptr, quotas_ptr, num_tiles,
+        IS_FILTERED, TILE_SLOTS,
+    )  # fmt: skip
+    largest, best, others, weights, _ = best_of(
+        row, row_ptr, maxima, sums, scale, inverse, cut, quotas, partials_ptr, num_rows,
+        num_shards, last_stride, num_columns, num_real, num_tiles, first_id, IS_FILTERED,
+        TILE_SLOTS, SHARD_SLOTS, TILE,
+    )  # fmt: skip
+    return given, inverse, largest, best, others, maxima, weights, cut, quotas
 
 
 @triton.jit

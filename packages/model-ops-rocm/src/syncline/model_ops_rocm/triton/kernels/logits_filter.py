@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 
 from syncline.model_ops_rocm.triton.kernels.dependent import await_inputs
-from syncline.model_ops_rocm.triton.kernels.logits import NEG_INF, load_tiles
+from syncline.model_ops_rocm.triton.kernels.logits import NEG_INF
 from syncline.model_ops_rocm.triton.kernels.logits_cut import (
     INF,
     asked_of,
@@ -22,6 +22,23 @@ from syncline.model_ops_rocm.triton.kernels.logits_cut import (
     tile_bound,
     weight_bound,
 )
+
+
+@triton.jit
+def load_tiles(
+    row_ptr, first, last_stride, num_columns, num_real, TILES: tl.constexpr, TILE: tl.constexpr
+):
+    """float32 [TILES, TILE] from tile `first` on; -inf beyond the `num_real` ids."""
+    columns = (first + tl.arange(0, TILES))[:, None] * TILE + tl.arange(0, TILE)[None, :]
+    at = row_ptr + columns.to(tl.int64) * last_stride
+    if (first + TILES) * TILE <= num_real:
+        x = tl.load(at).to(tl.float32)
+    else:
+        # The bound of the load is a width that Triton knows to be even; the one of ids may be odd,
+        # and would make every load two bytes wide.
+        x = tl.load(at, mask=columns < num_columns, other=0.0).to(tl.float32)
+        x = tl.where(columns < num_real, x, NEG_INF)
+    return x
 
 
 @triton.jit

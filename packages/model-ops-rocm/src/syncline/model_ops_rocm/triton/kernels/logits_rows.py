@@ -8,20 +8,21 @@ import triton.language as tl
 
 from syncline.model_ops_rocm.triton.kernels.dependent import await_inputs, read_ahead
 from syncline.model_ops_rocm.triton.kernels.logits import (
-    LOG2_E,
     NEG_INF,
+    best_of,
     combine,
     first_above,
     first_of,
     is_good,
     kept,
-    load_kept,
-    load_stats,
     load_tile,
     logprob_of,
     quota_at,
-    summary,
+    row_of,
+    temperature_given,
+    temperature_of,
     tile_weights,
+    tiles_of,
 )
 from syncline.model_ops_rocm.triton.kernels.philox import uniform
 
@@ -30,80 +31,14 @@ _SIZES = ("num_rows", "num_real", "num_tiles", "first_id")
 
 
 @triton.jit
-def temperature_of(given):
-    """The divisor of a row's logits: 1 for a greedy row."""
-    return tl.where(given == 0.0, 1.0, given)
-
-
-@triton.jit
-def temperature_given(row, temperature_ptr, HAS_TEMPERATURE: tl.constexpr):
-    return read_ahead(temperature_ptr + row) if HAS_TEMPERATURE else tl.full((), 1.0, tl.float32)
-
-
-@triton.jit
-def tiles_of(
-    row, given, maxima_ptr, sums_ptr, ties_ptr, cuts_ptr, quotas_ptr, num_tiles,
-    IS_FILTERED: tl.constexpr, TILE_SLOTS: tl.constexpr,
+def load_passing(
+    row_ptr, weights, target, last_stride, num_columns, num_real, num_tiles,
+    TILE_SLOTS: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
-    """What is known of a row before any of it is read again."""
-    inverse = 1.0 / temperature_of(given).to(tl.float64)
-    scale = tl.div_rn(LOG2_E, temperature_of(given))
-    maxima, sums = load_stats(maxima_ptr, sums_ptr, row, num_tiles, TILE_SLOTS)
-    cut, quotas = tl.full((), NEG_INF, tl.float32), tl.full((TILE_SLOTS,), 0, tl.int32)
-    if IS_FILTERED:
-        cut = tl.load(cuts_ptr + row)
-        given = tl.where(cut == cut, given, float("nan"))
-        quotas, sums = load_kept(
-            ties_ptr, quotas_ptr, cut, row, num_tiles, maxima, sums, scale, TILE_SLOTS
-        )
-    return given, scale, inverse, maxima, sums, cut, quotas
-
-
-@triton.jit
-def best_of(
-    row, row_ptr, maxima, sums, scale, inverse, cut, quotas, partials_ptr, num_rows, num_shards,
-    last_stride, num_columns, num_real, num_tiles, first_id, IS_FILTERED: tl.constexpr,
-    TILE_SLOTS: tl.constexpr, SHARD_SLOTS: tl.constexpr, TILE: tl.constexpr,
-):  # fmt: skip
-    """The largest logit, its id, what all others weigh; the weights of tiles and of shards."""
-    if SHARD_SLOTS > 0:
-        widest, others, at, masses = combine(
-            partials_ptr, row, num_rows, num_shards, inverse, SHARD_SLOTS
-        )
-        largest, best = widest.to(tl.float32), at.to(tl.int64)
-        weights = tile_weights(maxima, sums, largest, scale)
-    else:
-        largest, winner = tl.max(maxima, axis=0, return_indices=True)
-        winner = tl.minimum(tl.maximum(winner, 0), num_tiles - 1)
-        weights = tile_weights(maxima, sums, largest, scale)
-        masses = weights
-        column, others = summary(
-            row_ptr, maxima, sums, weights, largest, winner, scale, inverse, cut, quotas,
-            last_stride, num_columns, num_real, IS_FILTERED, TILE_SLOTS, TILE,
-        )  # fmt: skip
-        best = column.to(tl.int64) + first_id
-    return largest, best, others, weights, masses
-
-
-@triton.jit
-def row_of(
-    row, row_ptr, given, maxima_ptr, sums_ptr, ties_ptr, cuts_ptr, quotas_ptr,
-    partials_ptr, num_rows, num_shards, last_stride, num_columns, num_real, num_tiles, first_id,
-    IS_FILTERED: tl.constexpr, TILE_SLOTS: tl.constexpr,
-    SHARD_SLOTS: tl.constexpr,  # 0: the columns are the whole vocabulary
-    TILE: tl.constexpr,
-):  # fmt: skip
-    """What an op that draws nothing asks of a row; `weights` are of tiles."""
-    given, scale, inverse, maxima, sums, cut, quotas = tiles_of(
-        row, given, maxima_ptr, sums_ptr, ties_ptr, cuts_ptr, quotas_ptr, num_tiles,
-        IS_FILTERED, TILE_SLOTS,
-    )  # fmt: skip
-    largest, best, others, weights, _ = best_of(
-        row, row_ptr, maxima, sums, scale, inverse, cut, quotas, partials_ptr, num_rows,
-        num_shards, last_stride, num_columns, num_real, num_tiles, first_id, IS_FILTERED,
-        TILE_SLOTS, SHARD_SLOTS, TILE,
-    )  # fmt: skip
-    return given, inverse, largest, best, others, maxima, weights, cut, quotas
+    """The tile whose running weight passes `target`, that weight, and what is in it."""
+    tile, until = first_above(weights, target, TILE_SLOTS)
+    tile = tl.minimum(tl.maximum(tile, 0), num_tiles - 1)
+    return tile, until, load_tile(row_ptr, tile, last_stride, num_columns, num_real, TILE)
 
 
 @triton.jit(do_not_specialize=[*_SIZES, "shard", "num_shards"])
@@ -156,15 +91,14 @@ def sample_kernel(  # noqa: PLR0915 - one row, in which each operand is a line
     # The tile, then the id in it, whose running sum passes the target; the tile is read before all
     # that is to be known of the best one, which takes as long.
     is_greedy = given == 0.0
-    tile, until, target = tl.full((), 0, tl.int32), tl.full((), 0.0, tl.float64), drawn
     if SHARD_SLOTS == 0:
-        most, winner = tl.max(maxima, axis=0, return_indices=True)
+        most, _ = tl.max(maxima, axis=0, return_indices=True)  # once: `best_of` asks for it, too
         weights = tile_weights(maxima, sums, most, scale)
         target = drawn * tl.sum(weights, axis=0)
-        tile, until = first_above(weights, target, TILE_SLOTS)
-        tile = tl.where(is_greedy, winner, tile)  # of no use to a greedy row: one it reads anyway
-        tile = tl.minimum(tl.maximum(tile, 0), num_tiles - 1)
-        x = load_tile(row_ptr, tile, last_stride, num_columns, num_real, TILE)
+        tile, until, x = load_passing(
+            row_ptr, weights, target, last_stride, num_columns, num_real, num_tiles,
+            TILE_SLOTS, TILE,
+        )  # fmt: skip
     largest, best, others, weights, masses = best_of(
         row, row_ptr, maxima, sums, scale, inverse, cut, quotas, partials_ptr, num_rows,
         num_shards, last_stride, num_columns, num_real, num_tiles, first_id, IS_FILTERED,
@@ -180,10 +114,10 @@ def sample_kernel(  # noqa: PLR0915 - one row, in which each operand is a line
         is_here = tl.where(is_greedy, is_here, owner == shard)
         in_shard = tl.sum(tl.where(tl.arange(0, SHARD_SLOTS) == owner, masses, 0.0), axis=0)
         target -= until - in_shard
-        tile, until = first_above(weights, target, TILE_SLOTS)
-        tile = tl.where(is_greedy, (best_column // TILE).to(tl.int32), tile)
-        tile = tl.minimum(tl.maximum(tl.where(good & is_here, tile, 0), 0), num_tiles - 1)
-        x = load_tile(row_ptr, tile, last_stride, num_columns, num_real, TILE)
+        tile, until, x = load_passing(
+            row_ptr, weights, target, last_stride, num_columns, num_real, num_tiles,
+            TILE_SLOTS, TILE,
+        )  # fmt: skip
     at = row.to(tl.int64) * num_tiles + tile
     # In float32, relative to the tile's own largest logit, as its sum is.
     tile_largest, tile_sum = tl.load(maxima_ptr + at), tl.load(sums_ptr + at)

@@ -24,6 +24,7 @@ from syncline.model_ops_rocm.triton.ops.products import (
     Product,
     chunk_of,
     head,
+    may_be_one_row,
     num_counters,
     overlaps,
     prefetch,
@@ -32,8 +33,6 @@ from syncline.model_ops_rocm.triton.ops.products import (
 from syncline.model_ops_rocm.triton.targets import LaunchConfig
 
 _SHUFFLED: Final = Shuffle16x16()
-# The bucket of the tables that one row would be in.
-FEW_ROWS: Final = 16
 LAYOUTS: Final[tuple[WeightLayout, ...]] = (RowMajor(), _SHUFFLED)
 
 
@@ -146,9 +145,8 @@ def _is_for_vector(
     batch_invariant: bool,
 ) -> bool:
     """Whether one row is multiplied by itself; compiled wherever one row may come."""
-    is_row = x.num_rows == 1 or (LAUNCHER.is_compiling and x.num_rows <= FEW_ROWS)
     is_plain = layout != _SHUFFLED and not batch_invariant
-    return is_row and is_plain and linear_vector.takes(x_TK, weight)
+    return may_be_one_row(x.num_rows) and is_plain and linear_vector.takes(x_TK, weight)
 
 
 def _configuration(

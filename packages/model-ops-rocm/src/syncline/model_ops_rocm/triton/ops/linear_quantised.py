@@ -31,12 +31,13 @@ from syncline.model_ops_rocm.triton.kernels.linear_mx import mx_linear_kernel
 from syncline.model_ops_rocm.triton.kernels.linear_quantised import codes_linear_kernel
 from syncline.model_ops_rocm.triton.launch import IS_INTERPRETED, LAUNCHER, require_reachable
 from syncline.model_ops_rocm.triton.ops import linear_vector_codes
-from syncline.model_ops_rocm.triton.ops.linear import FEW_ROWS, LAYOUTS
+from syncline.model_ops_rocm.triton.ops.linear import LAYOUTS
 from syncline.model_ops_rocm.triton.ops.linear_operand import CODE_NUMBERS, Operand
 from syncline.model_ops_rocm.triton.ops.products import (
     Product,
     chunk_of,
     head,
+    may_be_one_row,
     num_counters,
     overlaps,
     prefetch,
@@ -273,9 +274,8 @@ def _codes(call: _Call, x: Operand) -> None:
 
 def _is_for_vector(call: _Call, x: Operand) -> bool:
     """Whether one row is multiplied by itself; compiled wherever one row may come."""
-    num_rows = x.codes.shape[0]
-    is_row = num_rows == 1 or (LAUNCHER.is_compiling and num_rows <= FEW_ROWS)
     is_plain = call.layout == RowMajor() and not call.is_invariant
+    is_row = may_be_one_row(x.codes.shape[0])
     sizes = call.num_columns, call.depth
     return is_row and is_plain and linear_vector_codes.takes(call.weight, *sizes)
 

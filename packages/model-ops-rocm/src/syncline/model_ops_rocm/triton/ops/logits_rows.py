@@ -11,6 +11,11 @@ import torch
 from syncline.model_ops_rocm.arguments.logits import SAMPLE
 from syncline.model_ops_rocm.checks import refuse, workspace_of
 from syncline.model_ops_rocm.contracts.logits import VOCAB_TILE, Distribution, Vocabulary
+from syncline.model_ops_rocm.triton.configs.logits import (
+    KEPT_PROGRAMS,
+    RARE_PROGRAMS,
+    tiles_of_a_program,
+)
 from syncline.model_ops_rocm.triton.geometry import power_of_two
 from syncline.model_ops_rocm.triton.kernels.logits import tile_stats_kernel
 from syncline.model_ops_rocm.triton.kernels.logits_bracket import bracket_kernel
@@ -25,13 +30,6 @@ MAX_SHARDS: Final = 1_024
 MAX_COLLECTED: Final = 1_024
 REGIONS: Final = 32
 CAPACITY: Final = 512
-# A program of the pass over the logits takes several tiles where so many programs are left.
-ENOUGH_PROGRAMS: Final = 4_096
-MOST_TILES: Final = 3
-# For each row, of those that may read its tiles once more: for min_p alone, which reads them all,
-# and where only what no bracket held is left for them.
-KEPT_PROGRAMS: Final = 30
-RARE_PROGRAMS: Final = 5
 _ALIGNED_ENTRIES: Final = 32
 _ENTRY_BYTES: Final = 4
 
@@ -157,16 +155,16 @@ class RowPass(NamedTuple):
     def launch_tiles(self) -> None:
         """The pass over the logits."""
         stats = self.stats
-        whole = self.logits_RV.shape[0] * self.num_tiles
-        tiles_each = min(-(-whole // ENOUGH_PROGRAMS), MOST_TILES)
-        tensors = (self.logits_RV, self.temperature, self.marks, stats.maxima, stats.sums)
-        args = (*tensors, *self._columns, tiles_each)
+        tiles_each = tiles_of_a_program(self.logits_RV.shape[0], self.num_tiles)
+        args = (self.logits_RV, self.temperature, self.marks, stats.maxima, stats.sums)
         known = {
             "HAS_MARKS": self.marks_R is not None,
             "IS_FILTERED": self.distribution.is_filtered,
         }
         num_parts = -(-self.num_tiles // tiles_each)
-        self._launch("tiles", tile_stats_kernel, args, known, num_parts)
+        self._launch(
+            "tiles", tile_stats_kernel, (*args, *self._columns, tiles_each), known, num_parts
+        )
 
     def launch_filters(self) -> None:
         """Find each row's cut; its tiles' sums become those of what lies above it."""
@@ -195,11 +193,10 @@ class RowPass(NamedTuple):
         self._launch("filter", filter_kernel, (logits_RV, *given, *row, *sizes[:-1]), asked)
         args = (logits_RV, self.temperature, self.marks, *row[:2], stats.ties, *row[2:3])
         is_rare = asked["HAS_TOP_K"] or asked["HAS_TOP_P"]
-        num_programs = RARE_PROGRAMS if is_rare else KEPT_PROGRAMS
-        tiles_each = -(-self.num_tiles // num_programs)
-        sizes = (*self._columns, tiles_each)
+        tiles_each = -(-self.num_tiles // (RARE_PROGRAMS if is_rare else KEPT_PROGRAMS))
         num_parts = -(-self.num_tiles // tiles_each)
-        self._launch("kept", kept_kernel, (*args, stats.lows, *sizes), marks, num_parts)
+        args = (*args, stats.lows, *self._columns, tiles_each)
+        self._launch("kept", kept_kernel, args, marks, num_parts)
 
 
 class Operands(NamedTuple):

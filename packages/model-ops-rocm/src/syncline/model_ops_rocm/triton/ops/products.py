@@ -21,7 +21,14 @@ from syncline.model_ops_rocm.triton.launch import IS_INTERPRETED, LAUNCHER
 from syncline.model_ops_rocm.triton.targets import LaunchConfig
 
 _SUM_BLOCK: Final = 512
+# The bucket of the tables that one row would be in.
+_FEW_ROWS: Final = 16
 _CHUNK_BYTES: Final = 16
+
+
+def may_be_one_row(num_rows: int) -> bool:
+    """Whether x is one row, or a call is prepared that stands for such ones, too."""
+    return num_rows == 1 or (LAUNCHER.is_compiling and num_rows <= _FEW_ROWS)
 
 
 def chunk_of(layout: WeightLayout, weight: torch.Tensor) -> int:
