@@ -17,13 +17,15 @@ from syncline.model_ops_rocm.arch import gfx_name
 from syncline.model_ops_rocm.checks import refuse
 from syncline.model_ops_rocm.errors import NotPreparedError
 from syncline.model_ops_rocm.triton.configs import CONFIGS, key_for
-from syncline.model_ops_rocm.triton.configs.base import ConfigKey
+from syncline.model_ops_rocm.triton.configs.base import ConfigKey, Row
 from syncline.model_ops_rocm.triton.targets import LaunchConfig, Target, launch_options
 
 # As the kernels were decorated: `TRITON_INTERPRET` is read once, when they are imported.
 IS_INTERPRETED: Final = bool(knobs.runtime.interpret)
 # What the interpreter computes does not depend on it; the block sizes come from its tables.
 INTERPRETED_ARCH: Final = "sm_90"
+
+Chosen = Row  # of the tables: what was looked up, and what was found
 
 
 class Kernel(Protocol):
@@ -64,9 +66,7 @@ class Launcher:
         """Whether launches only compile, so that tensors may be on the meta device."""
         return self._compiled is not None
 
-    def config(
-        self, op: str, dtype: torch.dtype, width: int, kind: str = ""
-    ) -> tuple[ConfigKey, LaunchConfig]:
+    def config(self, op: str, dtype: torch.dtype, width: int, kind: str = "") -> Chosen:
         """What the current device's tables hold for the shape; NoConfigurationError if nothing."""
         key = key_for(op, self.arch, dtype, width, kind)
         return key, CONFIGS[key]
@@ -75,7 +75,7 @@ class Launcher:
         self,
         kernel: Kernel,
         grid: tuple[int, ...],
-        chosen: tuple[ConfigKey, LaunchConfig],
+        chosen: Chosen,
         args: tuple[object, ...],
         constants: Mapping[str, object],
     ) -> None:

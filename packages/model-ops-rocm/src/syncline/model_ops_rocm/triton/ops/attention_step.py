@@ -11,11 +11,10 @@ from syncline.model_ops_rocm.arguments.attention import PAGED_ATTENTION, Attenti
 from syncline.model_ops_rocm.contracts.attention import AttentionMetadata, KVScales
 from syncline.model_ops_rocm.kv.pool import KVPool
 from syncline.model_ops_rocm.quant import CodeType
-from syncline.model_ops_rocm.triton.configs.base import ConfigKey
 from syncline.model_ops_rocm.triton.geometry import power_of_two
 from syncline.model_ops_rocm.triton.kv_places import places_of, scales_per
-from syncline.model_ops_rocm.triton.launch import IS_INTERPRETED, LAUNCHER
-from syncline.model_ops_rocm.triton.targets import LaunchConfig, casts_natively
+from syncline.model_ops_rocm.triton.launch import IS_INTERPRETED, LAUNCHER, Chosen
+from syncline.model_ops_rocm.triton.targets import casts_natively
 
 MIN_BLOCK: Final = 16  # of a matrix instruction
 # The code, and how a kernel decodes it: by an instruction, by integers.
@@ -23,7 +22,6 @@ _CODES: Final = {
     torch.float8_e4m3fn: (CodeType.E4M3FN, 1, 3),
     torch.float8_e4m3fnuz: (CodeType.E4M3FNUZ, 2, 4),
 }
-Chosen = tuple[ConfigKey, LaunchConfig]
 
 
 class Cache(NamedTuple):

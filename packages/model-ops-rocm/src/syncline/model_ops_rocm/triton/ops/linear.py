@@ -8,7 +8,7 @@ import torch
 from syncline.model_ops_rocm.arguments.linear import LINEAR, check_linear, require_layout
 from syncline.model_ops_rocm.checks import require_contiguous
 from syncline.model_ops_rocm.layouts import RowMajor, Shuffle16x16, WeightLayout
-from syncline.model_ops_rocm.triton.configs.base import ANY_WIDTH, ConfigKey
+from syncline.model_ops_rocm.triton.configs.base import ANY_WIDTH
 from syncline.model_ops_rocm.triton.configs.linear import (
     DEEP,
     FEWER_THAN_LIBRARY,
@@ -18,7 +18,12 @@ from syncline.model_ops_rocm.triton.configs.linear import (
 )
 from syncline.model_ops_rocm.triton.geometry import Matrix, matrix_of
 from syncline.model_ops_rocm.triton.kernels.linear import linear_kernel
-from syncline.model_ops_rocm.triton.launch import IS_INTERPRETED, LAUNCHER, require_reachable
+from syncline.model_ops_rocm.triton.launch import (
+    IS_INTERPRETED,
+    LAUNCHER,
+    Chosen,
+    require_reachable,
+)
 from syncline.model_ops_rocm.triton.ops import library, linear_vector
 from syncline.model_ops_rocm.triton.ops.products import (
     Product,
@@ -30,7 +35,6 @@ from syncline.model_ops_rocm.triton.ops.products import (
     prefetch,
     split_bytes,
 )
-from syncline.model_ops_rocm.triton.targets import LaunchConfig
 
 _SHUFFLED: Final = Shuffle16x16()
 LAYOUTS: Final[tuple[WeightLayout, ...]] = (RowMajor(), _SHUFFLED)
@@ -149,9 +153,7 @@ def _is_for_vector(
     return may_be_one_row(x.num_rows) and is_plain and linear_vector.takes(x_TK, weight)
 
 
-def _configuration(
-    dtype: torch.dtype, sizes: Sizes, *, is_invariant: bool
-) -> tuple[ConfigKey, LaunchConfig]:
+def _configuration(dtype: torch.dtype, sizes: Sizes, *, is_invariant: bool) -> Chosen:
     rows, arch = sizes.num_rows, LAUNCHER.arch
     if not is_invariant:
         return LAUNCHER.config(LINEAR, dtype, rows, kind_for_numbers(arch, dtype, sizes))

@@ -7,12 +7,10 @@ import torch
 from syncline.model_ops_rocm.arguments.moe import SCALE_BLOCK, ExpertShapes, is_per_row
 from syncline.model_ops_rocm.contracts.moe import SortedPairs, sorted_capacity
 from syncline.model_ops_rocm.formats.quantised import Quantised
-from syncline.model_ops_rocm.triton.configs.base import ConfigKey
 from syncline.model_ops_rocm.triton.configs.moe import MAX_BLOCK_PAIRS
-from syncline.model_ops_rocm.triton.targets import LaunchConfig
+from syncline.model_ops_rocm.triton.launch import Chosen
 
 _ALIGNMENT: Final = 256
-Chosen = tuple[ConfigKey, LaunchConfig]
 Encoded = tuple[torch.Tensor, torch.Tensor]  # codes, scales
 
 

@@ -10,8 +10,8 @@ from syncline.model_ops_rocm.checks import refuse
 from syncline.model_ops_rocm.formats.quantised import Quantised
 from syncline.model_ops_rocm.quant.scheme import CodeType
 from syncline.model_ops_rocm.triton.kernels.moe_codes import codes_down_kernel, codes_gate_up_kernel
-from syncline.model_ops_rocm.triton.launch import IS_INTERPRETED, LAUNCHER
-from syncline.model_ops_rocm.triton.ops.moe_call import Chosen, ExpertCall
+from syncline.model_ops_rocm.triton.launch import IS_INTERPRETED, LAUNCHER, Chosen
+from syncline.model_ops_rocm.triton.ops.moe_call import ExpertCall
 from syncline.model_ops_rocm.triton.ops.moe_routing import launch_combine, launch_sort
 from syncline.model_ops_rocm.triton.ops.quantise import quantise_activation
 from syncline.model_ops_rocm.triton.targets import casts_natively

@@ -39,9 +39,8 @@ from syncline.model_ops_rocm.triton.kernels.moe_direct import (
     direct_gate_up_kernel,
 )
 from syncline.model_ops_rocm.triton.kernels.moe_experts import down_kernel, gate_up_kernel
-from syncline.model_ops_rocm.triton.launch import LAUNCHER, overlaps, require_reachable
+from syncline.model_ops_rocm.triton.launch import LAUNCHER, Chosen, overlaps, require_reachable
 from syncline.model_ops_rocm.triton.ops.moe_call import (
-    Chosen,
     Encoded,
     ExpertCall,
     bytes_of_parts,

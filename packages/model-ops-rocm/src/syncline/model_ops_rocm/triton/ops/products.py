@@ -14,10 +14,9 @@ import torch
 from syncline.model_ops_rocm.checks import require_counters, workspace_of
 from syncline.model_ops_rocm.layouts import RowMajor, WeightLayout
 from syncline.model_ops_rocm.triton.configs import CONFIGS
-from syncline.model_ops_rocm.triton.configs.base import ConfigKey
 from syncline.model_ops_rocm.triton.geometry import matrix_of
 from syncline.model_ops_rocm.triton.kernels.linear import sum_splits_kernel
-from syncline.model_ops_rocm.triton.launch import IS_INTERPRETED, LAUNCHER
+from syncline.model_ops_rocm.triton.launch import IS_INTERPRETED, LAUNCHER, Chosen
 from syncline.model_ops_rocm.triton.targets import LaunchConfig
 
 _SUM_BLOCK: Final = 512
@@ -91,7 +90,7 @@ class Product:
     """One product by the configuration `chosen`; nothing is launched for an empty one."""
 
     op: str
-    chosen: tuple[ConfigKey, LaunchConfig]
+    chosen: Chosen
     num_rows: int
     num_columns: int
     bias: torch.Tensor | None

@@ -20,20 +20,19 @@ from syncline.model_ops_rocm.quant.scheme import (
     Granularity,
     ZeroRule,
 )
-from syncline.model_ops_rocm.triton.configs.base import ConfigKey
 from syncline.model_ops_rocm.triton.configs.elementwise import MAX_NORM_WIDTH
 from syncline.model_ops_rocm.triton.geometry import power_of_two, rows_of
 from syncline.model_ops_rocm.triton.kernels.quantise import quantise_kernel
 from syncline.model_ops_rocm.triton.launch import (
     IS_INTERPRETED,
     LAUNCHER,
+    Chosen,
     overlaps,
     require_reachable,
 )
-from syncline.model_ops_rocm.triton.targets import LaunchConfig, casts_natively
+from syncline.model_ops_rocm.triton.targets import casts_natively
 
 Encoded = tuple[torch.Tensor, torch.Tensor]
-Chosen = tuple[ConfigKey, LaunchConfig]
 
 
 class Destination(NamedTuple):

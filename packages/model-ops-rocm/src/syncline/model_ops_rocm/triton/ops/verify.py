@@ -8,14 +8,12 @@ from syncline.model_ops_rocm.arguments.decoding import VERIFY, check_verify
 from syncline.model_ops_rocm.checks import refuse, workspace_of
 from syncline.model_ops_rocm.contracts.decoding import Rejection
 from syncline.model_ops_rocm.reference.philox import PURPOSE_ACCEPT, PURPOSE_RECOVER
-from syncline.model_ops_rocm.triton.configs.base import ConfigKey
 from syncline.model_ops_rocm.triton.configs.decoding import MAX_IDS
 from syncline.model_ops_rocm.triton.geometry import power_of_two
 from syncline.model_ops_rocm.triton.kernels.rejection import accept_kernel, stats_kernel
 from syncline.model_ops_rocm.triton.kernels.residual import follow_kernel, residual_kernel
 from syncline.model_ops_rocm.triton.kernels.verify import verify_exact_kernel
-from syncline.model_ops_rocm.triton.launch import LAUNCHER, require_reachable
-from syncline.model_ops_rocm.triton.targets import LaunchConfig
+from syncline.model_ops_rocm.triton.launch import LAUNCHER, Chosen, require_reachable
 
 TILE: Final = 1_024
 KIND_TILES: Final = "rejection-tiles"  # programs that read tiles
@@ -250,8 +248,8 @@ class _Rejecting:
     def _numbers(self) -> tuple[int, int, int]:
         return self._sizes.num_rows, self._target.shape[-1], self._sizes.num_tiles
 
-    def _tiles_config(self) -> tuple[ConfigKey, LaunchConfig]:
+    def _tiles_config(self) -> Chosen:
         return LAUNCHER.config(VERIFY, self._target.dtype, self._target.shape[-1], KIND_TILES)
 
-    def _grid(self, num: int, tiles: tuple[ConfigKey, LaunchConfig]) -> tuple[int, int]:
+    def _grid(self, num: int, tiles: Chosen) -> tuple[int, int]:
         return num, -(-self._sizes.num_tiles // tiles[1].constants["TILES"])
