@@ -266,6 +266,38 @@ def test_many_weights_of_one_kind_are_each_stored_in_their_place(ops: Ops) -> No
     assert jobs[7].out["weight_scale"][0].isnan().all()
 
 
+def test_a_job_is_like_another_one_only_in_all_that_is_checked(ops: Ops) -> None:
+    storage = StorageFormat(recipe=PerTokenFp8())
+    jobs = [EncodeJob.whole(storage, allocate(storage, (4, 32)), uneven(4, 32)) for _ in range(8)]
+    out, x = jobs[1].out, jobs[1].source
+    assert isinstance(x, torch.Tensor)
+    jobs[1] = replace(jobs[1], out={"weight": out["weight"]})
+    jobs[2] = replace(jobs[2], out={"weight_scale": out["weight_scale"]})
+    jobs[3] = replace(jobs[3], out={**jobs[3].out, "bias": torch.zeros(4)})
+    jobs[4] = replace(jobs[4], out={**jobs[4].out, "weight": out["weight"].to("meta")})
+    jobs[5] = replace(jobs[5], source=x.to("meta"))
+    jobs[6] = replace(jobs[6], source=x.double(), storage_format=replace(storage))
+    with pytest.raises(ValueError) as caught:
+        ops[1].prepare(jobs, nonfinite=flag(), workspace=workspace())
+    told = str(caught.value).removeprefix("encode_grouped: ").split("; ")
+    assert [one.split(":")[0] for one in told] == [f"jobs[{index}]" for index in range(1, 7)]
+
+
+def test_maxima_are_made_in_memory_that_is_not_given_too(ops: Ops) -> None:
+    formats = [StorageFormat(recipe=recipe(Granularity.TENSOR)) for _ in range(3)]  # all equal
+    jobs = [
+        EncodeJob.whole(storage, allocate(storage, (5, 70)), uneven(5, 70) * (number + 1))
+        for number, storage in enumerate(formats)
+    ]
+    prepared = ops[1].prepare(jobs, nonfinite=flag())
+    assert prepared.num_launches == 3
+    prepared()
+    for job in jobs:
+        expected = allocate(job.storage_format, (5, 70))
+        job.storage_format.encode_into(expected, job.source, job.region)
+        assert checksum_stored(job.out) == checksum_stored(expected)
+
+
 def test_what_is_prepared_stores_what_its_tensors_hold_by_then(ops: Ops) -> None:
     jobs, expected, raised = jobs_of_every_kind(), jobs_of_every_kind(), flag()
     weights = [(job.storage_format, job.check(nonfinite=raised)) for job in jobs]

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from collections.abc import Sequence as SequenceABC
 from dataclasses import dataclass, field
 from operator import itemgetter
+from typing import NamedTuple
 
 import torch
 
@@ -17,9 +18,27 @@ from syncline.model_ops_rocm.memory import address_of, extent_of, share_bytes
 from syncline.model_ops_rocm.regions import Region, common_region, region_numel
 
 Fault = tuple[int, Exception]
-# Of what is written and of what is read: int64 [N, 2], the addresses of the first byte and after
-# the last.
-Bounds = tuple[torch.Tensor, torch.Tensor]
+
+
+class Bounds(NamedTuple):
+    """Addresses of the first byte and after the last, int64 [N, T], of T tensors of each job."""
+
+    starts: torch.Tensor
+    ends: torch.Tensor
+    num_written: int  # the first ones; the others are read
+
+    @property
+    def written(self) -> torch.Tensor:
+        """int64 [M, 2]."""
+        return self._pairs(slice(self.num_written))
+
+    @property
+    def read(self) -> torch.Tensor:
+        """Likewise."""
+        return self._pairs(slice(self.num_written, None))
+
+    def _pairs(self, tensors: slice) -> torch.Tensor:
+        return torch.stack((self.starts[:, tensors], self.ends[:, tensors]), dim=-1).view(-1, 2)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -45,7 +64,13 @@ def faults_of_jobs(
     scales that two of them touch are given to both by the same tensor. Names each job once.
     `bounds`, where the caller knows them, are those of every tensor that is written and read.
     """
-    are_apart, is_one_twice = _look(*(_bounds_of(jobs) if bounds is None else bounds), nonfinite)
+    extents = [] if nonfinite is None else [extent_of(nonfinite)]
+    flag = torch.tensor(extents, dtype=torch.int64).view(-1, 2)
+    if bounds is None:
+        bounds = _bounds_of(jobs)
+    if _share_nothing(bounds, flag):
+        return []
+    are_apart, is_one_twice = _look(bounds.written, bounds.read, flag)
     if are_apart and not is_one_twice:
         return []
     which = _with_a_shared_start(jobs) if are_apart else list(range(len(jobs)))
@@ -97,16 +122,21 @@ def _read_by(jobs: SequenceABC[EncodeJob]) -> list[_Span]:
     return list(found.values())
 
 
-def _look(
-    stored: torch.Tensor, sources: torch.Tensor, nonfinite: torch.Tensor | None
-) -> tuple[bool, bool]:
+def _share_nothing(bounds: Bounds, flag: torch.Tensor) -> bool:
+    """Whether no tensor reaches into another one: so it is but for parts and shared sources."""
+    is_some = bounds.ends > bounds.starts
+    starts, order = torch.cat((bounds.starts[is_some], flag[:, 0])).sort()
+    ends = torch.cat((bounds.ends[is_some], flag[:, 1])).take(order)
+    return not bool((starts[1:] < ends[:-1]).any())
+
+
+def _look(stored: torch.Tensor, sources: torch.Tensor, flag: torch.Tensor) -> tuple[bool, bool]:
     """Whether nothing written reaches into anything else, and whether a tensor is stored twice."""
     stored, sources = _some(stored), _some(sources)
     stored = stored[stored[:, 0].argsort()]
     is_new = torch.ones(len(stored), dtype=torch.bool)
     is_new[1:] = (stored[1:] != stored[:-1]).any(dim=1)
-    flag = torch.tensor([] if nonfinite is None else [extent_of(nonfinite)], dtype=torch.int64)
-    once = torch.cat((stored[is_new], _some(flag.view(-1, 2))))
+    once = torch.cat((stored[is_new], _some(flag)))
     bounds = torch.cat((once, sources))
     order = bounds[:, 0].argsort()
     starts, ends = bounds[order].unbind(1)
@@ -126,10 +156,8 @@ def _some(bounds: torch.Tensor) -> torch.Tensor:
 def _bounds_of(jobs: SequenceABC[EncodeJob]) -> Bounds:
     written = [extent_of(tensor) for job in jobs for tensor in job.out.values()]
     read = [extent_of(tensor) for job in jobs for tensor in job.read().values()]
-    return (
-        torch.tensor(written, dtype=torch.int64).view(-1, 2),
-        torch.tensor(read, dtype=torch.int64).view(-1, 2),
-    )
+    starts, ends = torch.tensor(written + read, dtype=torch.int64).view(1, -1, 2).unbind(-1)
+    return Bounds(starts, ends, len(written))
 
 
 def _shared(written: list[_Span], read: list[_Span]) -> Iterator[Fault]:

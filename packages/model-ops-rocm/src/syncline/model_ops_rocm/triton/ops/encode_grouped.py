@@ -1,8 +1,8 @@
 """Storing many weights by Triton: a table of them on the device, and a launch for each kind."""
 
-import operator
 from collections.abc import Iterable
 from collections.abc import Sequence as SequenceABC
+from operator import is_, itemgetter
 from typing import Final
 
 import torch
@@ -24,8 +24,9 @@ from syncline.model_ops_rocm.regions import full_region, region_numel
 from syncline.model_ops_rocm.triton.encode_plan import scales_for
 from syncline.model_ops_rocm.triton.encode_table import NUM_FIELDS, ROW_BYTES
 from syncline.model_ops_rocm.triton.launch import IS_INTERPRETED, LAUNCHER, require_reachable
-from syncline.model_ops_rocm.triton.ops.encode_jobs import JobTable, Kind
+from syncline.model_ops_rocm.triton.ops.encode_jobs import JobTable
 from syncline.model_ops_rocm.triton.ops.encode_kept import with_kept_codes
+from syncline.model_ops_rocm.triton.ops.encode_rows import Kind
 
 _ALIGNMENT: Final = 16
 
@@ -115,36 +116,30 @@ def _table_at(num_maxima: int) -> int:
     return -(-4 * num_maxima // _ALIGNMENT) * _ALIGNMENT
 
 
-def _converted(job: EncodeJob) -> EncodeJob:
-    """With codes of the type that is stored, which may take a look at the host."""
-    source = job.source
-    if isinstance(source, CodedSource) and job.scales is None and job.storage_format.keeps(source):
-        return with_kept_codes(job)
-    return job
-
-
-def _table_of(
-    jobs: list[EncodeJob],
-    nonfinite: torch.Tensor | None,
-    workspace: torch.Tensor | None,
-    *,
-    may_look: bool,
-) -> JobTable:
-    """Of all jobs, in which codes may be replaced by those that are stored; ValueError else."""
-    table = JobTable(nonfinite, 0 if workspace is None else workspace.data_ptr())
-    refused: list[tuple[int, Exception]] = []
-    given = tuple(jobs)
+def _convert(jobs: list[EncodeJob]) -> dict[int, Exception]:
+    """Give codes the type that is stored, which may take a look at the host; what is wrong."""
+    refused: dict[int, Exception] = {}
     for index, job in enumerate(jobs):
-        try:
-            if may_look and isinstance(job.source, CodedSource):
-                job = jobs[index] = _converted(job)
-            table.add(job)
-        except (ValueError, OpError) as error:
-            refused.append((index, error))
+        source = job.source
+        if isinstance(source, CodedSource) and job.scales is None:
+            try:
+                if job.storage_format.keeps(source):
+                    jobs[index] = with_kept_codes(job)
+            except (ValueError, OpError) as error:
+                refused[index] = error
+    return refused
+
+
+def _table_of(jobs: list[EncodeJob], nonfinite: torch.Tensor | None, *, may_look: bool) -> JobTable:
+    """Of all jobs, in which codes may be replaced by those that are stored; ValueError else."""
+    table, given = JobTable(nonfinite), tuple(jobs)
+    # Of a job whose codes cannot be converted that alone is told.
+    unconverted = _convert(jobs) if may_look else {}
+    refused = table.add(jobs) | unconverted
+    refuse_jobs(ENCODE_GROUPED, sorted(refused.items(), key=itemgetter(0)))
     # Codes that were converted are copies: what was given is what may share bytes.
-    is_known = all(map(operator.is_, given, jobs))
-    bounds = table.bounds() if is_known else None
-    refuse_jobs(ENCODE_GROUPED, refused or faults_of_jobs(given, nonfinite, bounds))
+    bounds = table.bounds() if all(map(is_, given, jobs)) else None
+    refuse_jobs(ENCODE_GROUPED, faults_of_jobs(given, nonfinite, bounds))
     return table
 
 
@@ -160,16 +155,14 @@ def _prepared(
         refuse(ENCODE_GROUPED, "jobs", "be prepared before a graph is recorded", "a recording")
     check_jobs(jobs)
     taken = list(jobs)
-    table = _table_of(taken, nonfinite, workspace, may_look=may_look)
+    table = _table_of(taken, nonfinite, may_look=may_look)
     at = _table_at(table.num_maxima)
     num_bytes = at + ROW_BYTES * table.num_rows
     if workspace is None:
-        # Where it is stands in the table, and how large it is the table says.
         here = torch.device("cuda" if is_on_device else "cpu")
         device = taken[0].out[WEIGHT].device if taken else here
         memory = workspace_of(ENCODE_GROUPED, None, num_bytes + _ALIGNMENT, device)
         workspace = memory[-memory.data_ptr() % _ALIGNMENT :]
-        table = _table_of(taken, nonfinite, workspace, may_look=False)
     base = workspace.data_ptr()
     staged = workspace_of(ENCODE_GROUPED, workspace, num_bytes, workspace.device)
     require_reachable(ENCODE_GROUPED, workspace=staged)
@@ -180,7 +173,7 @@ def _prepared(
         # Pinned memory, so that the copy waits for nothing that the device still has to do.
         shape = table.num_rows, NUM_FIELDS
         rows = torch.empty(shape, dtype=torch.int64, pin_memory=not IS_INTERPRETED)
-        table.write(rows)
+        table.write(rows, base)
         staged[at:num_bytes].view(torch.int64).view(shape).copy_(rows, non_blocking=True)
     return TritonPreparedEncode(taken, table.kinds, staged, at)
 

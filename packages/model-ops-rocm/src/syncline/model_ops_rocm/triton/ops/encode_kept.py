@@ -26,9 +26,8 @@ from syncline.model_ops_rocm.triton.encode_plan import (
     places_of_scales,
     weight_places,
 )
-from syncline.model_ops_rocm.triton.launch import LAUNCHER
+from syncline.model_ops_rocm.triton.launch import LAUNCHER, Chosen
 from syncline.model_ops_rocm.triton.ops.encode_launch import (
-    Chosen,
     raw,
     scales_of_source,
 )

@@ -18,7 +18,7 @@ from syncline.model_ops_rocm.formats.recipes import WEIGHT, WEIGHT_SCALE
 from syncline.model_ops_rocm.formats.storage_format import StorageFormat
 from syncline.model_ops_rocm.layouts.base import as_bits
 from syncline.model_ops_rocm.regions import Region
-from syncline.model_ops_rocm.triton.configs.base import ANY_WIDTH, ConfigKey
+from syncline.model_ops_rocm.triton.configs.base import ANY_WIDTH
 from syncline.model_ops_rocm.triton.encode_facts import (
     EncodeFacts,
     PlaceFacts,
@@ -41,10 +41,8 @@ from syncline.model_ops_rocm.triton.encode_plan import (
 from syncline.model_ops_rocm.triton.geometry import power_of_two
 from syncline.model_ops_rocm.triton.kernels.encode import encode_kernel
 from syncline.model_ops_rocm.triton.kernels.scale_grid import amax_kernel, fill_scales_kernel
-from syncline.model_ops_rocm.triton.launch import IS_INTERPRETED, LAUNCHER
-from syncline.model_ops_rocm.triton.targets import LaunchConfig
+from syncline.model_ops_rocm.triton.launch import IS_INTERPRETED, LAUNCHER, Chosen
 
-Chosen = tuple[ConfigKey, LaunchConfig]
 _MAX_GRID: Final = 65_535  # of the second and third dimension
 
 
