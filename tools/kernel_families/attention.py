@@ -67,6 +67,8 @@ def _in_codes(arch: str, shape: torch.Size) -> Arguments:
 
 
 def _merges(key: ConfigKey, num_tokens: int) -> Iterator[tuple[str, Arguments]]:
+    if key.kind != "":
+        return  # compiled with the other kind
     shape = (2, num_tokens, _NUM_HEADS, key.up_to)
     lse = torch.empty(shape[:3], dtype=torch.float32, device="meta")
     yield "two", {"parts_PTNH": empty(key, *shape), "lse_PTN": lse}

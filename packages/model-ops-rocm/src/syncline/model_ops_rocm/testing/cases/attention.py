@@ -253,6 +253,10 @@ CASES: Final[tuple[Case, ...]] = (
     _merge(1, 1, 1, 8),
     _merge(3, 5, 7, 24),
     _merge(9, 0, 2, 16),
+    _merge(10, 3, 5, 40),
+    # So large a result that each program has more of it.
+    _merge(2, 77, 46, 152),
+    _merge(3, 65, 33, 256),
 )
 TOLERANCES: Final[Mapping[tuple[str, torch.dtype], tuple[float, float]]] = {
     ("paged_attention", torch.float32): (2e-5, 1e-5),

@@ -238,6 +238,9 @@ CASES: Final[tuple[Case, ...]] = (
     _sort(40, 24, 8, 32),
     _sort(300, 8, 4, 16),
     _sort(33, 4, 6, 1, group_size=3),
+    # Counted first, then put to their places by one program of each group, and by several.
+    _sort(520, 130, 4, 16),
+    _sort(5_003, 3, 2, 1, group_size=2),
     _permute(0, 2, 8, 2),
     _permute(5, 3, 33, 3),
     _permute(2, 1, 1_030, 1),

@@ -25,6 +25,17 @@ MAX_HEAD_DIM: Final = 256
 WANTED_PROGRAMS: Final[Mapping[str, int]] = MappingProxyType(
     {"gfx942": 608, "gfx950": 512, "sm_90": 132}
 )
+# Merging, by kind: elements of the result that a program has. Few, where there are few in all, so
+# that each multiprocessor has some.
+MANY: Final = "many"
+MERGED_ELEMENTS: Final[Mapping[str, int]] = MappingProxyType({"": 256, MANY: 2_048})
+_MANY_ELEMENTS: Final = 2**19
+FEW_PARTS: Final = 4  # of MANY elements, at most
+
+
+def kind_of_merge(num_parts: int, num_elements: int) -> str:
+    """The kind of the rows of `merge_states` for a result of so many elements."""
+    return MANY if num_parts <= FEW_PARTS and num_elements >= _MANY_ELEMENTS else ""
 
 
 def _tiles(
@@ -118,5 +129,6 @@ def table() -> Iterator[Row]:
         yield from _rows(arch, torch.float32, _FLOAT32)
         for dtype in (*HALF_DTYPES, torch.float32):
             overlap = True if arch == "sm_90" else None
-            merge = LaunchConfig(num_warps=1, launch_pdl=overlap)
-            yield ConfigKey("merge_states", arch, dtype, MAX_HEAD_DIM), merge
+            for kind, elements in MERGED_ELEMENTS.items():
+                merge = LaunchConfig(num_warps=-(-elements // 512), launch_pdl=overlap)
+                yield ConfigKey("merge_states", arch, dtype, MAX_HEAD_DIM, kind), merge

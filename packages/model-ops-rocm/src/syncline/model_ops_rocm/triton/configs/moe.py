@@ -27,7 +27,8 @@ DOWN: Final = "down"
 DIRECT: Final = "direct"
 INVARIANT: Final = "invariant"
 CODES: Final = "codes"
-MANY_PAIRS: Final = "many"  # of sorting
+MANY_PAIRS: Final = "many"  # of sorting: counted by a launch of their own
+SORTING_PROGRAMS: Final = 256  # about so many share them then
 # Rows of weights in fp8, of either kind, under an x of 2 bytes.
 FP8_ROWS: Final = torch.float8_e4m3fn
 
@@ -41,7 +42,7 @@ def rows_of(dtype: torch.dtype, *, is_fp8: bool) -> torch.dtype:
 
 def kind_of_sort(num_pairs: int) -> str:
     """Which row sorts so many pairs: more at a time where there are many."""
-    return MANY_PAIRS if num_pairs > 4_096 else ""
+    return MANY_PAIRS if num_pairs > 1_024 else ""
 
 
 def _blocks(
@@ -163,9 +164,7 @@ def _table() -> Iterator[Row]:
         ("gfx950", _AMD, _AMD_FP8),
         ("sm_90", _SM_90, _SM_90_FP8),
     ):
-        # AMD's scalar registers do not hold more.
-        many = (8, 2_048) if arch.startswith("gfx") else (16, 4_096)
-        for kind, (num_warps, pairs) in (("", (4, 1_024)), (MANY_PAIRS, many)):
+        for kind, (num_warps, pairs) in (("", (4, 1_024)), (MANY_PAIRS, (8, 2_048))):
             config = LaunchConfig(num_warps=num_warps, constants={"BLOCK_PAIRS": pairs})
             yield ConfigKey("moe_sort", arch, torch.int32, MAX_EXPERTS, kind), config
         for dtype in (*HALF_DTYPES, torch.float32):

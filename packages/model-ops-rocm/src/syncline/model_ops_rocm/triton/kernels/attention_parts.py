@@ -11,7 +11,7 @@ import triton.language as tl
 from syncline.model_ops_rocm.triton.kernels.arrival import load_part
 from syncline.model_ops_rocm.triton.kernels.attention_tiles import LN_2, LOG2_E
 
-_CHUNK: tl.constexpr = tl.constexpr(8)  # parts that are asked for at once
+PARTS_AT_ONCE: tl.constexpr = tl.constexpr(8)
 
 
 @triton.jit
@@ -24,6 +24,7 @@ def merged(
     lse_stride,
     HEAD_DIM: tl.constexpr,
     BLOCK_D: tl.constexpr,
+    AT_ONCE: tl.constexpr = PARTS_AT_ONCE,  # parts that are asked for together
 ):
     """(mean [M, BLOCK_D], lse [M]) of the parts whose first are at `parts_at` and `lse_at` [M]."""
     dims = tl.arange(0, BLOCK_D)
@@ -31,8 +32,8 @@ def merged(
     acc = tl.zeros([is_row.shape[0], BLOCK_D], dtype=tl.float32)
     top = tl.full([is_row.shape[0]], float("-inf"), dtype=tl.float32)
     total = tl.zeros([is_row.shape[0]], dtype=tl.float32)
-    for start in range(0, num_parts, _CHUNK):
-        for index in tl.static_range(_CHUNK):
+    for start in range(0, num_parts, AT_ONCE):
+        for index in tl.static_range(AT_ONCE):
             part = tl.cast(start + index, tl.int64)
             is_part = part < num_parts
             lse = load_part(lse_at + part * lse_stride, is_row & is_part)

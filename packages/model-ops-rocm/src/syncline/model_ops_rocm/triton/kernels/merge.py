@@ -38,6 +38,7 @@ def merge_kernel(
     out_lse_head,
     NUM_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
+    AT_ONCE: tl.constexpr,
     BLOCK_HEADS: tl.constexpr,
     BLOCK_D: tl.constexpr,
     OVERLAP: tl.constexpr,
@@ -58,6 +59,7 @@ def merge_kernel(
         lse_part,
         HEAD_DIM,
         BLOCK_D,
+        AT_ONCE,
     )
     out_at = token * out_token + heads[:, None] * out_head + (dims * out_last)[None, :]
     is_result = is_head[:, None] & (dims < HEAD_DIM)[None, :]

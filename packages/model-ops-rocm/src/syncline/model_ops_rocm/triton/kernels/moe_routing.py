@@ -113,59 +113,64 @@ def _groups_of(ids_ptr, pair, num_pairs, num_groups, GROUP_SIZE: tl.constexpr):
     return tl.where(is_kept, expert // GROUP_SIZE, 0), is_kept
 
 
-@triton.jit(do_not_specialize=["num_pairs", "capacity", "num_groups"])
-def sort_kernel(
+@triton.jit
+def _number_before(
+    ids_ptr, stop, group, num_groups, GROUP_SIZE: tl.constexpr, BLOCK_PAIRS: tl.constexpr
+):
+    """int32: how many of the pairs before `stop` are the group's."""
+    offsets = tl.arange(0, BLOCK_PAIRS)
+    ones = tl.zeros([BLOCK_PAIRS], dtype=tl.int32)
+    for start in tl.range(0, stop, BLOCK_PAIRS, loop_unroll_factor=4):
+        found, is_kept = _groups_of(ids_ptr, start + offsets, stop, num_groups, GROUP_SIZE)
+        ones += (is_kept & (found == group)).to(tl.int32)
+    return tl.sum(ones, axis=0)
+
+
+@triton.jit(do_not_specialize=["num_pairs"])
+def count_kernel(
     ids_ptr,
-    pairs_ptr,
-    block_groups_ptr,
     counts_ptr,
-    places_ptr,
     num_pairs,
-    capacity,
-    num_groups,
     GROUP_SIZE: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr,
-    HAS_PLACES: tl.constexpr,
     OVERLAP: tl.constexpr,  # CUDA: launched while the kernel before it ends
-    BLOCK_GROUPS: tl.constexpr,
     BLOCK_PAIRS: tl.constexpr,
 ):
+    """A program for each group."""
     await_inputs(OVERLAP)
-    # One program per group. Each counts all pairs, so that none waits for another.
-    group = tl.program_id(0)
+    group, num_groups = tl.program_id(0), tl.num_programs(0)
+    count = _number_before(ids_ptr, num_pairs, group, num_groups, GROUP_SIZE, BLOCK_PAIRS)
+    tl.store(counts_ptr + group, count)
+
+
+@triton.jit
+def _counts_of(
+    ids_ptr, num_pairs, num_groups, GROUP_SIZE: tl.constexpr, BLOCK_GROUPS: tl.constexpr,
+    BLOCK_PAIRS: tl.constexpr,
+):  # fmt: skip
+    """int32 [BLOCK_GROUPS]: the pairs of every group."""
     offsets = tl.arange(0, BLOCK_PAIRS)
-    bins = tl.arange(0, BLOCK_GROUPS)
     counts = tl.zeros([BLOCK_GROUPS], dtype=tl.int32)
     for start in range(0, num_pairs, BLOCK_PAIRS):
         found, is_kept = _groups_of(ids_ptr, start + offsets, num_pairs, num_groups, GROUP_SIZE)
         counts += tl.histogram(found, BLOCK_GROUPS, mask=is_kept)
-    blocks = (counts + (BLOCK_SIZE - 1)) // BLOCK_SIZE
-    first_block = tl.sum(tl.where(bins < group, blocks, 0), axis=0)
-    num_blocks = tl.sum(tl.where(bins == group, blocks, 0), axis=0)
-    count = tl.sum(tl.where(bins == group, counts, 0), axis=0)
-    all_blocks = tl.sum(blocks, axis=0)
-    tl.store(counts_ptr + group, count)
+    return counts
+
+
+@triton.jit
+def _fill(
+    pairs_ptr, block_groups_ptr, group, count, first_block, num_blocks, all_blocks, num_pairs,
+    capacity, num_groups, BLOCK_SIZE: tl.constexpr, BLOCK_PAIRS: tl.constexpr,
+):  # fmt: skip
+    """Whose a group's blocks are, and what is no pair: to whole blocks, and behind the last one."""
+    offsets = tl.arange(0, BLOCK_PAIRS)
     for start in range(0, num_blocks, BLOCK_PAIRS):
         block = start + offsets
         tl.store(block_groups_ptr + first_block + block, group, mask=block < num_blocks)
-    first = first_block * BLOCK_SIZE
-    num_written = 0
-    for start in range(0, num_pairs, BLOCK_PAIRS):
-        pair = start + offsets
-        found, is_kept = _groups_of(ids_ptr, pair, num_pairs, num_groups, GROUP_SIZE)
-        is_own = is_kept & (found == group)
-        ones = is_own.to(tl.int32)
-        at = first + num_written + tl.cumsum(ones, axis=0) - ones
-        tl.store(pairs_ptr + at, pair, mask=is_own)
-        if HAS_PLACES:
-            tl.store(places_ptr + pair, at, mask=is_own)
-            is_skipped = (is_kept == 0) & (pair < num_pairs) & (group == 0)
-            tl.store(places_ptr + pair, -1, mask=is_skipped)
-        num_written += tl.sum(ones, axis=0)
     for start in range(count, num_blocks * BLOCK_SIZE, BLOCK_PAIRS):
         entry = start + offsets
-        tl.store(pairs_ptr + first + entry, num_pairs, mask=entry < num_blocks * BLOCK_SIZE)
-    # What lies behind the last block is every program's.
+        at = pairs_ptr + first_block * BLOCK_SIZE + entry
+        tl.store(at, num_pairs, mask=entry < num_blocks * BLOCK_SIZE)
+    # What lies behind the last block is every group's.
     step = num_groups * BLOCK_PAIRS
     for start in range(all_blocks * BLOCK_SIZE + group * BLOCK_PAIRS, capacity, step):
         entry = start + offsets
@@ -173,6 +178,62 @@ def sort_kernel(
     for start in range(all_blocks + group * BLOCK_PAIRS, capacity // BLOCK_SIZE, step):
         block = start + offsets
         tl.store(block_groups_ptr + block, -1, mask=block < capacity // BLOCK_SIZE)
+
+
+@triton.jit(do_not_specialize=["num_pairs", "pairs_each", "capacity", "num_groups"])
+def sort_kernel(
+    ids_ptr,
+    pairs_ptr,
+    block_groups_ptr,
+    counts_ptr,
+    places_ptr,
+    num_pairs,
+    pairs_each,  # of a program
+    capacity,
+    num_groups,
+    GROUP_SIZE: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    HAS_PLACES: tl.constexpr,
+    IS_COUNTED: tl.constexpr,  # by `count_kernel`; else one program has all pairs
+    OVERLAP: tl.constexpr,  # CUDA: launched while the kernel before it ends
+    BLOCK_GROUPS: tl.constexpr,
+    BLOCK_PAIRS: tl.constexpr,
+):
+    """Program (group; run of pairs): puts the group's of them to their places."""
+    await_inputs(OVERLAP)
+    # Each counts by itself what others put before its own, so that none waits for another.
+    group, first_pair = tl.program_id(0), tl.program_id(1) * pairs_each
+    bins = tl.arange(0, BLOCK_GROUPS)
+    if IS_COUNTED:
+        counts = tl.load(counts_ptr + bins, mask=bins < num_groups, other=0)
+    else:
+        counts = _counts_of(ids_ptr, num_pairs, num_groups, GROUP_SIZE, BLOCK_GROUPS, BLOCK_PAIRS)
+    blocks = (counts + (BLOCK_SIZE - 1)) // BLOCK_SIZE
+    first_block = tl.sum(tl.where(bins < group, blocks, 0), axis=0)
+    if tl.program_id(1) == 0:
+        num_blocks = tl.sum(tl.where(bins == group, blocks, 0), axis=0)
+        count = tl.sum(tl.where(bins == group, counts, 0), axis=0)
+        if not IS_COUNTED:
+            tl.store(counts_ptr + group, count)
+        _fill(
+            *(pairs_ptr, block_groups_ptr, group, count, first_block, num_blocks),
+            *(tl.sum(blocks, axis=0), num_pairs, capacity, num_groups, BLOCK_SIZE, BLOCK_PAIRS),
+        )
+    first = first_block * BLOCK_SIZE
+    if IS_COUNTED:
+        first += _number_before(ids_ptr, first_pair, group, num_groups, GROUP_SIZE, BLOCK_PAIRS)
+    for start in range(first_pair, tl.minimum(first_pair + pairs_each, num_pairs), BLOCK_PAIRS):
+        pair = start + tl.arange(0, BLOCK_PAIRS)
+        found, is_kept = _groups_of(ids_ptr, pair, num_pairs, num_groups, GROUP_SIZE)
+        is_own = is_kept & (found == group)
+        ones = is_own.to(tl.int32)
+        at = first + tl.cumsum(ones, axis=0) - ones
+        tl.store(pairs_ptr + at, pair, mask=is_own)
+        if HAS_PLACES:
+            tl.store(places_ptr + pair, at, mask=is_own)
+            is_skipped = (is_kept == 0) & (pair < num_pairs) & (group == 0)
+            tl.store(places_ptr + pair, -1, mask=is_skipped)
+        first += tl.sum(ones, axis=0)
 
 
 @triton.jit(do_not_specialize=["num_pairs"])

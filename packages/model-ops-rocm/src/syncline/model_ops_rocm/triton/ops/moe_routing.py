@@ -13,15 +13,16 @@ from syncline.model_ops_rocm.arguments.moe import (
     check_moe_sort,
 )
 from syncline.model_ops_rocm.contracts.moe import ExpertMap, SortedPairs
-from syncline.model_ops_rocm.triton.configs.moe import MANY_PAIRS, kind_of_sort
+from syncline.model_ops_rocm.triton.configs.moe import MANY_PAIRS, SORTING_PROGRAMS, kind_of_sort
 from syncline.model_ops_rocm.triton.geometry import power_of_two
 from syncline.model_ops_rocm.triton.kernels.moe_routing import (
     combine_kernel,
+    count_kernel,
     permute_kernel,
     route_kernel,
     sort_kernel,
 )
-from syncline.model_ops_rocm.triton.launch import LAUNCHER, overlaps, require_reachable
+from syncline.model_ops_rocm.triton.launch import LAUNCHER, Chosen, overlaps, require_reachable
 
 
 def moe_route(
@@ -102,24 +103,58 @@ def launch_sort(
     group_size: int,
 ) -> None:
     """No places are written if `out.places` is `ids_TK`, which is only read."""
-    has_places = out.places is not ids_TK
-    num_groups, num_pairs = out.counts.shape[0], ids_TK.numel()
+    num_pairs = ids_TK.numel()
     kinds = ("", MANY_PAIRS) if LAUNCHER.is_compiling else (kind_of_sort(num_pairs),)
     for kind in kinds:
-        chosen = LAUNCHER.config(MOE_SORT, torch.int32, num_groups, kind)
-        LAUNCHER.launch(
-            sort_kernel,
-            (num_groups,),
-            chosen,
-            (ids_TK, *out, num_pairs, out.pairs.shape[0], num_groups),
-            {
-                "GROUP_SIZE": group_size,
-                "BLOCK_SIZE": block_size,
-                "HAS_PLACES": has_places,
-                "OVERLAP": overlaps(chosen[1]),
-                "BLOCK_GROUPS": power_of_two(num_groups),
-            },
-        )
+        chosen = LAUNCHER.config(MOE_SORT, torch.int32, out.counts.shape[0], kind)
+        is_counted = kind == MANY_PAIRS
+        if is_counted:
+            _launch_count(ids_TK, out.counts, group_size, chosen)
+        _launch_places(ids_TK, out, block_size, group_size, chosen, is_counted=is_counted)
+
+
+def _launch_count(
+    ids_TK: torch.Tensor, counts: torch.Tensor, group_size: int, chosen: Chosen
+) -> None:
+    LAUNCHER.launch(
+        count_kernel,
+        (counts.shape[0],),
+        chosen,
+        (ids_TK, counts, ids_TK.numel()),
+        {"GROUP_SIZE": group_size, "OVERLAP": overlaps(chosen[1])},
+    )
+
+
+def _launch_places(
+    ids_TK: torch.Tensor,
+    out: SortedPairs,
+    block_size: int,
+    group_size: int,
+    chosen: Chosen,
+    *,
+    is_counted: bool,
+) -> None:
+    num_groups, num_pairs = out.counts.shape[0], ids_TK.numel()
+    num_blocks = -(-num_pairs // chosen[1].constants["BLOCK_PAIRS"])
+    num_runs = max(min(num_blocks, SORTING_PROGRAMS // num_groups), 1) if is_counted else 1
+    blocks_each = max(-(-num_blocks // num_runs), 1)
+    LAUNCHER.launch(
+        sort_kernel,
+        (num_groups, max(-(-num_blocks // blocks_each), 1)),
+        chosen,
+        (
+            *(ids_TK, *out, num_pairs, blocks_each * chosen[1].constants["BLOCK_PAIRS"]),
+            *(out.pairs.shape[0], num_groups),
+        ),
+        {
+            "GROUP_SIZE": group_size,
+            "BLOCK_SIZE": block_size,
+            "HAS_PLACES": out.places is not ids_TK,
+            "IS_COUNTED": is_counted,
+            "OVERLAP": overlaps(chosen[1]),
+            "BLOCK_GROUPS": power_of_two(num_groups),
+        },
+    )
 
 
 def moe_permute(
