@@ -109,6 +109,12 @@ def route_kernel(  # noqa: PLR0915 - a kernel is one body
 def _groups_of(ids_ptr, pair, num_pairs, num_groups, GROUP_SIZE: tl.constexpr):
     """Each pair's group, and whether it has one."""
     expert = tl.load(ids_ptr + pair, mask=pair < num_pairs, other=-1)
+    return _groups(expert, num_groups, GROUP_SIZE)
+
+
+@triton.jit
+def _groups(expert, num_groups, GROUP_SIZE: tl.constexpr):
+    """Likewise, of pairs' experts."""
     is_kept = (expert >= 0) & (expert < num_groups * GROUP_SIZE)
     return tl.where(is_kept, expert // GROUP_SIZE, 0), is_kept
 
@@ -222,18 +228,24 @@ def sort_kernel(
     first = first_block * BLOCK_SIZE
     if IS_COUNTED:
         first += _number_before(ids_ptr, first_pair, group, num_groups, GROUP_SIZE, BLOCK_PAIRS)
-    for start in range(first_pair, tl.minimum(first_pair + pairs_each, num_pairs), BLOCK_PAIRS):
-        pair = start + tl.arange(0, BLOCK_PAIRS)
-        found, is_kept = _groups_of(ids_ptr, pair, num_pairs, num_groups, GROUP_SIZE)
+    stop = tl.minimum(first_pair + pairs_each, num_pairs)
+    pair = first_pair + tl.arange(0, BLOCK_PAIRS)
+    upcoming = tl.load(ids_ptr + pair, mask=pair < stop, other=-1)
+    for _ in range(first_pair, stop, BLOCK_PAIRS):
+        # The next ones are asked for before these are stored, after which nothing is read sooner.
+        expert = upcoming
+        upcoming = tl.load(ids_ptr + pair + BLOCK_PAIRS, mask=pair < stop - BLOCK_PAIRS, other=-1)
+        found, is_kept = _groups(expert, num_groups, GROUP_SIZE)
         is_own = is_kept & (found == group)
         ones = is_own.to(tl.int32)
         at = first + tl.cumsum(ones, axis=0) - ones
         tl.store(pairs_ptr + at, pair, mask=is_own)
         if HAS_PLACES:
             tl.store(places_ptr + pair, at, mask=is_own)
-            is_skipped = (is_kept == 0) & (pair < num_pairs) & (group == 0)
+            is_skipped = (is_kept == 0) & (pair < stop) & (group == 0)
             tl.store(places_ptr + pair, -1, mask=is_skipped)
         first += tl.sum(ones, axis=0)
+        pair += BLOCK_PAIRS
 
 
 @triton.jit(do_not_specialize=["num_pairs"])
