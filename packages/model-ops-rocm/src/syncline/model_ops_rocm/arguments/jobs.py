@@ -21,7 +21,8 @@ Fault = tuple[int, Exception]
 
 
 class Bounds(NamedTuple):
-    """Addresses of the first byte and after the last, int64 [N, T], of T tensors of each job."""
+    """Addresses of the first byte and after the last, int64 [N, T]: of T tensors of N jobs, or of
+    all tensors in one row."""
 
     starts: torch.Tensor
     ends: torch.Tensor

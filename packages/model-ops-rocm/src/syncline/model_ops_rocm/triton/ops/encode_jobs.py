@@ -1,7 +1,7 @@
 """Many jobs sorted into launches, and what each launch reads of them; launches nothing.
 
 Unit: one table. What is checked and worked out of a job is kept for the jobs like it, of the same
-format, shapes, strides and region: of those only the tensors themselves are looked at.
+format, region, types, shapes, strides and alignment: of those only addresses are looked at.
 """
 
 from collections import Counter
@@ -122,9 +122,9 @@ class JobTable:
         for index, job in enumerate(jobs):
             source, out, scales, source_scale_at, codes = job.source, job.out, job.scales, 0, None
             if isinstance(source, CodedSource):
-                scale = source.weight.scale
-                source_scale_at = scale.data_ptr()
-                codes = source.granularity, scale.dtype, scale.device, scale.stride()
+                own, source_scale_at = source.weight.scale, source.weight.scale.data_ptr()
+                is_aligned = source_scale_at % _VECTOR == 0
+                codes = source.granularity, own.dtype, own.device, own.stride(), is_aligned
                 source = source.weight.codes
             # What stands for a tensor that is missing is told from it by the names.
             names = len(out), WEIGHT in out, WEIGHT_SCALE in out
@@ -134,8 +134,8 @@ class JobTable:
             given, given_at = None, scale_at
             if scales is not None:
                 given_at = scales.data_ptr()
-                facts = scales.shape, scales.dtype, scales.device, scales.is_contiguous()
-                given = facts, given_at == scale_at
+                form = scales.shape, scales.dtype, scales.device, scales.is_contiguous()
+                given = *form, given_at == scale_at
             key = (
                 id(job.storage_format),
                 job.region,
@@ -144,6 +144,7 @@ class JobTable:
                 given,
                 source_at % _VECTOR == 0,
                 weight_at % _VECTOR == 0,
+                scale_at % _VECTOR == 0,
                 source.dtype,
                 source.device,
                 source.shape,
