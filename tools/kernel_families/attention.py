@@ -72,6 +72,11 @@ def _merges(key: ConfigKey, num_tokens: int) -> Iterator[tuple[str, Arguments]]:
     shape = (2, num_tokens, _NUM_HEADS, key.up_to)
     lse = torch.empty(shape[:3], dtype=torch.float32, device="meta")
     yield "two", {"parts_PTNH": empty(key, *shape), "lse_PTN": lse}
+    if key.dtype == torch.bfloat16:
+        # The number of tokens says whether a stride is a multiple of 16.
+        narrow = (2, num_tokens, 1, 24)
+        lse = torch.empty(narrow[:3], dtype=torch.float32, device="meta")
+        yield "narrow", {"parts_PTNH": empty(key, *narrow), "lse_PTN": lse}
 
 
 def _operands(key: ConfigKey) -> tuple[str, ...]:

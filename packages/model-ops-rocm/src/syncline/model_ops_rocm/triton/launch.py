@@ -53,12 +53,14 @@ class CompiledLaunch:
 class Launcher:
     """Launches kernels on the current device. One per process; not for use by several threads."""
 
-    __slots__ = ("_archs", "_compiled", "_is_launching", "interpreted_arch")
+    __slots__ = ("_archs", "_compiled", "_is_launching", "interpreted_arch", "is_preparing")
 
     def __init__(self) -> None:
         self._archs: dict[int, str] = {}
         self._compiled: list[CompiledLaunch] | None = None
         self._is_launching = False
+        # Whether a call compiles what any call of no larger shapes launches, not what it would.
+        self.is_preparing = False
         self.interpreted_arch = INTERPRETED_ARCH
 
     @property
@@ -107,15 +109,18 @@ class Launcher:
             )
 
     @contextmanager
-    def compiling(self) -> Iterator[list[CompiledLaunch]]:
-        """Inside, launches compile and do not run; the list grows by one entry per launch."""
+    def compiling(self, *, is_preparing: bool = True) -> Iterator[list[CompiledLaunch]]:
+        """Inside, launches compile and do not run; the list grows by one entry per launch.
+
+        Unless it `is_preparing`, a call has the launches that it would have outside.
+        """
         if self._compiled is not None:
             raise RuntimeError("compiling() is not reentrant")
-        self._compiled = []
+        self._compiled, self.is_preparing = [], is_preparing
         try:
             yield self._compiled
         finally:
-            self._compiled = None
+            self._compiled, self.is_preparing = None, False
 
     @contextmanager
     def sealed(self) -> Iterator[None]:

@@ -241,6 +241,10 @@ CASES: Final[tuple[Case, ...]] = (
     # Counted first, then put to their places by one program of each group, and by several.
     _sort(520, 130, 4, 16),
     _sort(5_003, 3, 2, 1, group_size=2),
+    _sort(1_801, 90, 5, 16),
+    # The fewest that are counted, and the most that are not.
+    _sort(205, 7, 5, 8),
+    _sort(256, 7, 4, 8),
     _permute(0, 2, 8, 2),
     _permute(5, 3, 33, 3),
     _permute(2, 1, 1_030, 1),

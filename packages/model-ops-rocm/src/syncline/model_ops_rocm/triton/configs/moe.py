@@ -28,7 +28,7 @@ DIRECT: Final = "direct"
 INVARIANT: Final = "invariant"
 CODES: Final = "codes"
 MANY_PAIRS: Final = "many"  # of sorting: counted by a launch of their own
-SORTING_PROGRAMS: Final = 256  # about so many share them then
+SORTING_PROGRAMS: Final = 256  # share them then, or one for each group if those are more
 # Rows of weights in fp8, of either kind, under an x of 2 bytes.
 FP8_ROWS: Final = torch.float8_e4m3fn
 

@@ -120,15 +120,17 @@ def _groups(expert, num_groups, GROUP_SIZE: tl.constexpr):
 
 
 @triton.jit
-def _number_before(
+def _pairs_before(
     ids_ptr, stop, group, num_groups, GROUP_SIZE: tl.constexpr, BLOCK_PAIRS: tl.constexpr
 ):
     """int32: how many of the pairs before `stop` are the group's."""
-    offsets = tl.arange(0, BLOCK_PAIRS)
+    AT_ONCE: tl.constexpr = 4  # blocks: asked for one by one, each would wait for the one before
     ones = tl.zeros([BLOCK_PAIRS], dtype=tl.int32)
-    for start in tl.range(0, stop, BLOCK_PAIRS, loop_unroll_factor=4):
-        found, is_kept = _groups_of(ids_ptr, start + offsets, stop, num_groups, GROUP_SIZE)
-        ones += (is_kept & (found == group)).to(tl.int32)
+    for start in range(0, stop, AT_ONCE * BLOCK_PAIRS):
+        pair = start + tl.arange(0, AT_ONCE * BLOCK_PAIRS)
+        found, is_kept = _groups_of(ids_ptr, pair, stop, num_groups, GROUP_SIZE)
+        is_own = (is_kept & (found == group)).to(tl.int32)
+        ones += tl.sum(is_own.reshape(AT_ONCE, BLOCK_PAIRS), axis=0)
     return tl.sum(ones, axis=0)
 
 
@@ -144,7 +146,7 @@ def count_kernel(
     """A program for each group."""
     await_inputs(OVERLAP)
     group, num_groups = tl.program_id(0), tl.num_programs(0)
-    count = _number_before(ids_ptr, num_pairs, group, num_groups, GROUP_SIZE, BLOCK_PAIRS)
+    count = _pairs_before(ids_ptr, num_pairs, group, num_groups, GROUP_SIZE, BLOCK_PAIRS)
     tl.store(counts_ptr + group, count)
 
 
@@ -227,7 +229,7 @@ def sort_kernel(
         )
     first = first_block * BLOCK_SIZE
     if IS_COUNTED:
-        first += _number_before(ids_ptr, first_pair, group, num_groups, GROUP_SIZE, BLOCK_PAIRS)
+        first += _pairs_before(ids_ptr, first_pair, group, num_groups, GROUP_SIZE, BLOCK_PAIRS)
     stop = tl.minimum(first_pair + pairs_each, num_pairs)
     pair = first_pair + tl.arange(0, BLOCK_PAIRS)
     upcoming = tl.load(ids_ptr + pair, mask=pair < stop, other=-1)

@@ -94,10 +94,10 @@ def decode(step: Step, workspace: torch.Tensor | None, counters: torch.Tensor | 
         *(step.meta, step.meta.num_decode_rows, step.q.shape[1], pool.num_kv_heads),
         *(pool.layout.kernel_block_size, LAUNCHER.arch),
     )
-    if units.num_splits == 1 or LAUNCHER.is_compiling:
+    if units.num_splits == 1 or LAUNCHER.is_preparing:
         # Which of the two a number of rows needs, nothing but that number says: both are compiled.
         _launch(step, units._replace(num_splits=1), None, None)
-    if units.num_splits > 1 or LAUNCHER.is_compiling:
+    if units.num_splits > 1 or LAUNCHER.is_preparing:
         units = units._replace(num_splits=max(units.num_splits, 2))
         parts = _parts(step, units.num_splits, workspace)
         if counters is not None:

@@ -91,7 +91,7 @@ class TritonLinear:
         x, (num_columns, depth) = matrix_of(LINEAR, "x", x_TK), weight.shape
         if _is_for_vector(x, x_TK, weight, layout, batch_invariant=batch_invariant):
             linear_vector.multiply_row(x_TK, weight, bias, out)
-            if not LAUNCHER.is_compiling:
+            if not LAUNCHER.is_preparing:
                 return out
         sizes = Sizes(x.num_rows, num_columns, depth)
         chosen = _configuration(x_TK.dtype, sizes, is_invariant=batch_invariant)

@@ -235,7 +235,7 @@ def _codes(call: _Call, x: Operand) -> None:
         _refuse_pair(x, weight)
     if _is_for_vector(call, x):
         linear_vector_codes.multiply_row(x, weight, call.bias, call.out, call.depth)
-        if not LAUNCHER.is_compiling:
+        if not LAUNCHER.is_preparing:
             return
     kind = tables.CODES_OF_BLOCKS if of_blocks else tables.CODES
     product = call.product(kind, x.codes.shape[0])

@@ -17,6 +17,7 @@ from syncline.model_ops_rocm.triton.kernels.merge import merge_kernel
 from syncline.model_ops_rocm.triton.launch import LAUNCHER, overlaps, require_reachable
 
 _AT_ONCE: Final = (2, 4, 8)
+_ALIGNED: Final = 16  # elements, of which every vector is a part
 
 
 def merge_states(
@@ -46,6 +47,8 @@ def launch_merge(
     """The launch, for checked tensors; parts may be float32 for a narrower result."""
     num_parts, num_tokens, num_heads, head_dim = parts_PTNH.shape
     block_dim = power_of_two(head_dim)
+    strides = (*parts_PTNH.stride()[:3], *out_TNH.stride()[:2])
+    unit = _ALIGNED if all(stride % _ALIGNED == 0 for stride in strides) else 1
     for kind, at_once in _variants(num_parts, out_TNH.numel()):
         block_heads = max(MERGED_ELEMENTS[kind] // block_dim, 1)
         block_heads = min(block_heads, power_of_two(num_heads))
@@ -56,14 +59,15 @@ def launch_merge(
             chosen,
             (
                 *(parts_PTNH, lse_PTN, out_TNH, lse_TN, num_parts),
-                *parts_PTNH.stride(),
+                *(stride // unit for stride in strides),
+                *(parts_PTNH.stride(3), out_TNH.stride(2)),
                 *lse_PTN.stride(),
-                *out_TNH.stride(),
                 *((0, 0) if lse_TN is None else lse_TN.stride()),
             ),
             {
                 "NUM_HEADS": num_heads,
                 "HEAD_DIM": head_dim,
+                "UNIT": unit,
                 "AT_ONCE": at_once,
                 "BLOCK_HEADS": block_heads,
                 "BLOCK_D": block_dim,
@@ -77,7 +81,7 @@ def _variants(num_parts: int, num_elements: int) -> Iterable[tuple[str, int]]:
 
     What is asked for and is not there is computed, too, and dropped.
     """
-    if LAUNCHER.is_compiling:
+    if LAUNCHER.is_preparing:
         pairs = product(MERGED_ELEMENTS, _AT_ONCE)
         return ((kind, number) for kind, number in pairs if not kind or number <= FEW_PARTS)
     at_once = next((number for number in _AT_ONCE if number >= num_parts), _AT_ONCE[-1])

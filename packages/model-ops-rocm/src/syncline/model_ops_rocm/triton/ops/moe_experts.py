@@ -1,4 +1,4 @@
-"""The experts of a layer by Triton: two or four launches on one stream.
+"""The experts of a layer by Triton: two to five launches on one stream.
 
 Few pairs are computed one at a time (`direct`: gate and up, then down with the weighted sum); more
 are sorted into blocks, so that an expert's weights are read once for all of its pairs.
@@ -142,11 +142,11 @@ def _compute(call: ExpertCall, *, batch_invariant: bool) -> None:
             (_run_direct if path.is_direct else _run_sorted)(call, path)
         return
     is_direct = not batch_invariant and call.shapes.num_pairs <= MAX_DIRECT_PAIRS
-    if not is_direct or LAUNCHER.is_compiling:
+    if not is_direct or LAUNCHER.is_preparing:
         width = ANY_WIDTH if batch_invariant else call.shapes.mean_pairs
         for pair in _buckets(FP8_ROWS, width, f"{GATE_UP}-{CODES}", f"{DOWN}-{CODES}"):
             run_codes(call, call.recipe, *pair)
-    if is_direct or (LAUNCHER.is_compiling and not batch_invariant):
+    if is_direct or (LAUNCHER.is_preparing and not batch_invariant):
         kinds = (f"{GATE_UP}-{DIRECT}", f"{DOWN}-{DIRECT}")
         for pair in _buckets(rows, call.shapes.num_pairs, *kinds):
             _run_direct(call, _Path(*pair, is_direct=True))
@@ -157,7 +157,7 @@ def _paths(dtype: torch.dtype, shapes: ExpertShapes, *, batch_invariant: bool) -
     suffix = f"-{INVARIANT}" if batch_invariant else ""
     kinds = [(f"{GATE_UP}{suffix}", f"{DOWN}{suffix}", shapes.mean_pairs)]
     direct = (f"{GATE_UP}-{DIRECT}", f"{DOWN}-{DIRECT}", shapes.num_pairs)
-    if LAUNCHER.is_compiling:
+    if LAUNCHER.is_preparing:
         kinds += [] if batch_invariant else [direct]
     elif not batch_invariant and shapes.num_pairs <= MAX_DIRECT_PAIRS:
         kinds = [direct]
@@ -172,7 +172,7 @@ def _buckets(
     """What `width` takes; while compiling, what any takes."""
     chosen = LAUNCHER.config(MOE_EXPERTS, dtype, width, gate_up)
     buckets = [chosen[0].up_to]
-    if LAUNCHER.is_compiling:
+    if LAUNCHER.is_preparing:
         buckets = [
             key.up_to for key in CONFIGS if (*key[:3], key.kind) == (*chosen[0][:3], gate_up)
         ]

@@ -104,7 +104,7 @@ def launch_sort(
 ) -> None:
     """No places are written if `out.places` is `ids_TK`, which is only read."""
     num_pairs = ids_TK.numel()
-    kinds = ("", MANY_PAIRS) if LAUNCHER.is_compiling else (kind_of_sort(num_pairs),)
+    kinds = ("", MANY_PAIRS) if LAUNCHER.is_preparing else (kind_of_sort(num_pairs),)
     for kind in kinds:
         chosen = LAUNCHER.config(MOE_SORT, torch.int32, out.counts.shape[0], kind)
         is_counted = kind == MANY_PAIRS

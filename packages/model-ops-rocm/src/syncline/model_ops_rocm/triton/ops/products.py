@@ -27,7 +27,7 @@ _CHUNK_BYTES: Final = 16
 
 def may_be_one_row(num_rows: int) -> bool:
     """Whether x is one row, or a call is prepared that stands for such ones, too."""
-    return num_rows == 1 or (LAUNCHER.is_compiling and num_rows <= _FEW_ROWS)
+    return num_rows == 1 or (LAUNCHER.is_preparing and num_rows <= _FEW_ROWS)
 
 
 def chunk_of(layout: WeightLayout, weight: torch.Tensor) -> int:
