@@ -368,6 +368,11 @@ def wrong_calls() -> list[tuple[str, dict[str, Any], str]]:
             {"ids_TK": ids, "num_groups": 5, "block_size": 6},
             r"block_size must be a pow",
         ),
+        (
+            "moe_sort",
+            {"ids_TK": ids, "num_groups": 5, "block_size": 2**28},
+            r"ids must need at most 1073741824 entries, padding included, got 1342177280 of",
+        ),
         ("moe_sort", {"ids_TK": ids, "num_groups": 0}, r"num_groups must be positive, got 0"),
         ("moe_sort", {"ids_TK": ids, "num_groups": 2}, r"ids must be -1 or in \[0, 2\)"),
         ("moe_sort", {"ids_TK": ids, "num_groups": 5, "out": out}, r"out.pairs must have shape"),
@@ -384,7 +389,7 @@ def wrong_calls() -> list[tuple[str, dict[str, Any], str]]:
     ]
 
 
-@pytest.mark.parametrize("number", range(24))
+@pytest.mark.parametrize("number", range(25))
 def test_a_wrong_argument_is_refused_by_name(number: int) -> None:
     op, call, message = wrong_calls()[number]
     with pytest.raises(ValueError, match=f"^{op}: {message}"):

@@ -34,6 +34,7 @@ MOE_COMBINE = "moe_combine"
 MOE_EXPERTS = "moe_experts"
 FP8_DTYPES: Final = (torch.float8_e4m3fn, torch.float8_e4m3fnuz)
 SCALE_BLOCK: Final = 128
+_MAX_SORTED: Final = 2**30  # kernels count them in int32, some beyond the last
 Scales = tuple[torch.Tensor, torch.Tensor]  # of w13 and of w2
 # What the torch and the Triton backend read of experts, the preferred one first.
 LAYOUTS: Final[tuple[WeightLayout, ...]] = (RowMajor(), Shuffle16x16())
@@ -117,6 +118,9 @@ def check_moe_sort(
     if not is_whole(block_size) or block_size < 1 or block_size & (block_size - 1):
         refuse(MOE_SORT, "block_size", "be a power of two", block_size)
     capacity = sorted_capacity(ids_TK.numel(), num_groups, block_size)
+    if capacity > _MAX_SORTED:
+        limit = f"need at most {_MAX_SORTED} entries, padding included"
+        refuse(MOE_SORT, "ids", limit, f"{capacity} of {list(ids_TK.shape)}")
     if out is not None:
         require_kind(MOE_SORT, "out", out, SortedPairs)
         wanted = ((capacity,), (capacity // block_size,), (num_groups,), tuple(ids_TK.shape))
