@@ -312,6 +312,7 @@ def wrong_calls() -> list[tuple[str, dict[str, Any], str]]:
     replicas = torch.zeros(5, 2, dtype=torch.int32)
     counts = torch.zeros(5, dtype=torch.int32)
     out = SortedPairs(*(torch.zeros(1, dtype=torch.int32) for _ in range(4)))
+    by_five = {"ids_TK": ids, "num_groups": 5}
     return [
         (
             "moe_experts",
@@ -363,19 +364,11 @@ def wrong_calls() -> list[tuple[str, dict[str, Any], str]]:
             logits | {"top_k": 2, "expert_map": ExpertMap(replicas[:4], counts)},
             r"expert_map.replicas must have shape \[5, R\]",
         ),
-        (
-            "moe_sort",
-            {"ids_TK": ids, "num_groups": 5, "block_size": 6},
-            r"block_size must be a pow",
-        ),
-        (
-            "moe_sort",
-            {"ids_TK": ids, "num_groups": 5, "block_size": 2**28},
-            r"ids must need at most 1073741824 entries, padding included, got 1342177280 of",
-        ),
+        ("moe_sort", by_five | {"block_size": 6}, r"block_size must be a pow"),
+        ("moe_sort", by_five | {"block_size": 2**28}, r"ids must need at most 1073741824 entries"),
         ("moe_sort", {"ids_TK": ids, "num_groups": 0}, r"num_groups must be positive, got 0"),
         ("moe_sort", {"ids_TK": ids, "num_groups": 2}, r"ids must be -1 or in \[0, 2\)"),
-        ("moe_sort", {"ids_TK": ids, "num_groups": 5, "out": out}, r"out.pairs must have shape"),
+        ("moe_sort", by_five | {"out": out}, r"out.pairs must have shape"),
         (
             "moe_permute",
             {"x_TH": call["x_TH"], "ids_TK": ids, "pairs_C": ids},
