@@ -365,6 +365,7 @@ def wrong_calls() -> list[tuple[str, dict[str, Any], str]]:
             r"expert_map.replicas must have shape \[5, R\]",
         ),
         ("moe_sort", by_five | {"block_size": 6}, r"block_size must be a pow"),
+        ("moe_sort", by_five | {"group_size": 2**28}, r"group_size must make at most 1073741824"),
         ("moe_sort", by_five | {"block_size": 2**28}, r"ids must need at most 1073741824 entries"),
         ("moe_sort", {"ids_TK": ids, "num_groups": 0}, r"num_groups must be positive, got 0"),
         ("moe_sort", {"ids_TK": ids, "num_groups": 2}, r"ids must be -1 or in \[0, 2\)"),
@@ -382,7 +383,7 @@ def wrong_calls() -> list[tuple[str, dict[str, Any], str]]:
     ]
 
 
-@pytest.mark.parametrize("number", range(25))
+@pytest.mark.parametrize("number", range(26))
 def test_a_wrong_argument_is_refused_by_name(number: int) -> None:
     op, call, message = wrong_calls()[number]
     with pytest.raises(ValueError, match=f"^{op}: {message}"):

@@ -34,7 +34,7 @@ MOE_COMBINE = "moe_combine"
 MOE_EXPERTS = "moe_experts"
 FP8_DTYPES: Final = (torch.float8_e4m3fn, torch.float8_e4m3fnuz)
 SCALE_BLOCK: Final = 128
-_MAX_SORTED: Final = 2**30  # kernels count them in int32, some beyond the last
+_MAX_SORTED: Final = 2**30  # entries, and ids: kernels count in int32, some beyond the last
 Scales = tuple[torch.Tensor, torch.Tensor]  # of w13 and of w2
 # What the torch and the Triton backend read of experts, the preferred one first.
 LAYOUTS: Final[tuple[WeightLayout, ...]] = (RowMajor(), Shuffle16x16())
@@ -115,6 +115,9 @@ def check_moe_sort(
     for name, value in (("num_groups", num_groups), ("group_size", group_size)):
         if not is_whole(value) or value < 1:
             refuse(MOE_SORT, name, "be positive", value)
+    if num_groups * group_size > _MAX_SORTED:
+        limit = f"make at most {_MAX_SORTED} ids with num_groups {num_groups}"
+        refuse(MOE_SORT, "group_size", limit, group_size)
     if not is_whole(block_size) or block_size < 1 or block_size & (block_size - 1):
         refuse(MOE_SORT, "block_size", "be a power of two", block_size)
     capacity = sorted_capacity(ids_TK.numel(), num_groups, block_size)

@@ -93,7 +93,7 @@ class MoeSort(Protocol):
         lays them out, and `moe_combine` with `places` takes what comes back.
         A pair with the id -1 is skipped. Another id outside of [0, num_groups * group_size) is a
         ValueError where the device can tell (the CPU does), else it is skipped too.
-        `block_size` is a power of two, and C at most 2^30.
+        `block_size` is a power of two; C and num_groups * group_size are at most 2^30.
         """
         ...
 

@@ -112,7 +112,8 @@ class Launcher:
     def compiling(self, *, is_preparing: bool = True) -> Iterator[list[CompiledLaunch]]:
         """Inside, launches compile and do not run; the list grows by one entry per launch.
 
-        Unless it `is_preparing`, a call has the launches that it would have outside.
+        Unless it `is_preparing`, a call has the launches that it would have outside, and in place
+        of a product that would be the vendor's library's, Triton's.
         """
         if self._compiled is not None:
             raise RuntimeError("compiling() is not reentrant")

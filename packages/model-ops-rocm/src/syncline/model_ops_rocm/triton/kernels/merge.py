@@ -53,7 +53,7 @@ def merge_kernel(
     await_turn(OVERLAP)
     token = tl.program_id(0).to(tl.int64)
     heads = tl.program_id(1).to(tl.int64) * BLOCK_HEADS + tl.arange(0, BLOCK_HEADS)
-    dims = tl.arange(0, BLOCK_D)
+    dims = tl.arange(0, BLOCK_D).to(tl.int64)
     is_head = heads < NUM_HEADS
     at = (token * part_token + heads[:, None] * part_head) * UNIT
     at += (dims * part_last)[None, :]
