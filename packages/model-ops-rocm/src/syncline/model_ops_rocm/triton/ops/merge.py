@@ -48,9 +48,6 @@ def launch_merge(
     num_parts, num_tokens, num_heads, head_dim = parts_PTNH.shape
     block_dim = power_of_two(head_dim)
     strides = (*parts_PTNH.stride()[:3], *out_TNH.stride()[:2])
-    sizes = (num_parts, num_tokens, num_heads, num_tokens, num_heads)
-    # A stride along one element means nothing.
-    strides = tuple(stride if size > 1 else 0 for stride, size in zip(strides, sizes, strict=True))
     unit = _ALIGNED if all(stride % _ALIGNED == 0 for stride in strides) else 1
     for kind, at_once in _variants(num_parts, out_TNH.numel()):
         block_heads = max(MERGED_ELEMENTS[kind] // block_dim, 1)

@@ -103,8 +103,7 @@ def launch_sort(
     group_size: int,
 ) -> None:
     """No places are written if `out.places` is `ids_TK`, which is only read."""
-    num_pairs = ids_TK.numel()
-    kinds = ("", MANY_PAIRS) if LAUNCHER.is_preparing else (kind_of_sort(num_pairs),)
+    kinds = ("", MANY_PAIRS) if LAUNCHER.is_preparing else (kind_of_sort(ids_TK.numel()),)
     for kind in kinds:
         chosen = LAUNCHER.config(MOE_SORT, torch.int32, out.counts.shape[0], kind)
         is_counted = kind == MANY_PAIRS
@@ -135,15 +134,16 @@ def _launch_places(
     is_counted: bool,
 ) -> None:
     num_groups, num_pairs = out.counts.shape[0], ids_TK.numel()
-    num_blocks = -(-num_pairs // chosen[1].constants["BLOCK_PAIRS"])
-    num_runs = max(min(num_blocks, SORTING_PROGRAMS // num_groups), 1) if is_counted else 1
-    blocks_each = max(-(-num_blocks // num_runs), 1)
+    block_pairs = chosen[1].constants["BLOCK_PAIRS"]
+    num_blocks = max(-(-num_pairs // block_pairs), 1)
+    num_runs = min(num_blocks, max(SORTING_PROGRAMS // num_groups, 1)) if is_counted else 1
+    blocks_each = -(-num_blocks // num_runs)
     LAUNCHER.launch(
         sort_kernel,
-        (num_groups, max(-(-num_blocks // blocks_each), 1)),
+        (num_groups, -(-num_blocks // blocks_each)),
         chosen,
         (
-            *(ids_TK, *out, num_pairs, blocks_each * chosen[1].constants["BLOCK_PAIRS"]),
+            *(ids_TK, *out, num_pairs, blocks_each * block_pairs),
             *(out.pairs.shape[0], num_groups),
         ),
         {
