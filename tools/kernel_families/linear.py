@@ -15,16 +15,17 @@ from syncline.model_ops_rocm.triton.configs.linear import (
     CODES_OF_BLOCKS,
     DECODED,
     DECODED_FP32,
-    DEEP,
     HALVES,
     INVARIANT,
     LONE,
+    LOW,
     MX,
     NARROW,
     NARROW_VECTOR_ROWS,
     QUARTERS,
     SHALLOW,
     SMALL,
+    SPECIALISED,
     SQUARE,
     VECTOR,
 )
@@ -34,13 +35,13 @@ _SHAPES: Final = {
     NARROW: (4_096, 4_096),
     QUARTERS: (4_096, 4_096),
     HALVES: (5_120, 4_096),
-    LONE: (6_144, 4_096),
-    DEEP: (4_096, 12_288),
     SMALL: (2_048, 2_048),
     SHALLOW: (4_096, 1_024),
+    SPECIALISED: (4_096, 12_288),
+    LONE: (6_144, 4_096),
 }
 _SHAPE: Final = (12_288, 4_096)
-_ROWS_OF_VECTORS: Final = {NARROW: NARROW_VECTOR_ROWS, SQUARE: 4_096}
+_ROWS_OF_VECTORS: Final = {NARROW: NARROW_VECTOR_ROWS, LOW: 2_048, SQUARE: 4_096}
 _CODES: Final = {
     torch.float8_e4m3fn: CodeType.E4M3FN,
     torch.float8_e4m3fnuz: CodeType.E4M3FNUZ,

@@ -43,28 +43,33 @@ FEWER_THAN_LIBRARY: Final[Mapping[tuple[str, torch.dtype], int]] = MappingProxyT
 _AMD: Final = ("gfx942", "gfx950")
 # What is added to a kind for weights that a plain row does not serve well. INVARIANT: few rows, in
 # an order of sums that the widest bucket has too. NARROW: fewer tiles than processors share them.
-# QUARTERS and HALVES: parts of so few tiles; LONE: tiles for nearly every processor, whole. DEEP:
-# few tiles of so much K that more rows than FEWER_THAN_LIBRARY stay. SQUARE: not much more K.
-# SMALL and SHALLOW: so few bytes that a launch weighs more, and of those the ones of little K.
+# QUARTERS and HALVES: parts of so few tiles; LONE: tiles for nearly every processor, whole. SQUARE:
+# not much more K. SMALL and SHALLOW: so few bytes that a launch weighs more, and of those the ones
+# of little K.
 INVARIANT: Final = "invariant"
 NARROW: Final = "narrow"
 QUARTERS: Final = "quarters"
 HALVES: Final = "halves"
 LONE: Final = "lone"
-DEEP: Final = "deep"
 SQUARE: Final = "square"
 SMALL: Final = "small"
 SHALLOW: Final = "shallow"
+# One row of x and a weight of so few rows that all of it is asked for at once. LOW: up to 2,048.
+LOW: Final = "low"
+# Few rows of x, fed by a warp of their own; `kind_for_specialised` says which weights.
+SPECIALISED: Final = "specialised"
 _FEW_ROWS: Final = 16
 _MORE_ROWS: Final = 64
 _INVARIANT_ROWS: Final = {"": 512, CODES: 512, CODES_OF_BLOCKS: 64}
 _QUARTERED_COLUMNS: Final = 4_096
-_HALVED_COLUMNS: Final = 6_143
 _FEW_COLUMNS: Final = 8_192
 _SOME_ROWS: Final = 256
 _SMALL_WEIGHT: Final = 12 * 2**20
 _MUCH_K: Final = 2_048
 _DEEP_K: Final = 8_192
+_SPECIALISED_COLUMNS: Final = 64
+_FEW_TILES: Final = range(60, 65)
+_LONE_TILES: Final = range(96, 129)
 
 
 class Sizes(NamedTuple):
@@ -85,15 +90,29 @@ def kind_for_numbers(arch: str, dtype: torch.dtype, sizes: Sizes) -> str:
     if arch in _AMD or dtype == torch.float32:
         return ""
     if sizes.num_rows > _FEW_ROWS:
-        is_narrow = is_square(sizes.num_columns) and sizes.depth >= _DEEP_K
-        return DEEP if is_narrow and sizes.num_rows <= _MORE_ROWS else ""
+        return ""
     if sizes.num_columns * sizes.depth <= _SMALL_WEIGHT:
         return SMALL if sizes.depth >= _MUCH_K else SHALLOW
     if sizes.num_columns > _FEW_COLUMNS:
         return ""
-    if sizes.num_columns > _HALVED_COLUMNS:
-        return LONE
     return HALVES if sizes.num_columns > _QUARTERED_COLUMNS else QUARTERS
+
+
+def kind_for_specialised(arch: str, kind: str, sizes: Sizes) -> str | None:
+    """The kind of the rows for products that a warp of their own feeds, if this is one.
+
+    `kind` is "" or CODES. Where programs are few, each reads as fast as its multiprocessor can,
+    and the other multiprocessors are free for the next kernel's; so many of them were measured.
+    """
+    tiles = -(-sizes.num_columns // _SPECIALISED_COLUMNS)
+    is_few, is_lone = tiles in _FEW_TILES, tiles in _LONE_TILES
+    if arch in _AMD or sizes.num_rows > _MORE_ROWS or not (is_few or is_lone):
+        return None
+    if kind == CODES:
+        return f"{CODES}-{SPECIALISED}" if is_few and sizes.depth >= _DEEP_K else None
+    if sizes.depth < 2 * _MUCH_K:
+        return None
+    return SPECIALISED if is_few else f"{SPECIALISED}-{LONE}"
 
 
 def kind_for_codes(arch: str, kind: str, sizes: Sizes) -> str:
@@ -109,6 +128,8 @@ def kind_for_vector(kind: str, num_columns: int) -> str:
     size = NARROW if num_columns <= NARROW_VECTOR_ROWS else ""
     if not kind and is_square(num_columns):
         size = SQUARE
+    if not (kind or size) and num_columns <= _MUCH_K:
+        size = LOW
     return "-".join(filter(None, (VECTOR, kind, size)))
 
 
@@ -192,6 +213,17 @@ def _blocks(block: tuple[int, int, int]) -> dict[str, int]:
     return dict(zip(("BLOCK_M", "BLOCK_N", "BLOCK_K"), block, strict=True))
 
 
+def _specialised(block: tuple[int, int, int], num_stages: int, *, swap: int = 1) -> LaunchConfig:
+    """For rows of x that one tile holds; `num_stages` tiles of K are under way."""
+    return LaunchConfig(
+        num_warps=4,
+        fuses_multiply_add=True,
+        maxnreg=128,
+        launch_pdl=True,
+        constants={**_blocks(block), "STAGES": num_stages, "SWAP": swap},
+    )
+
+
 _HALF: Final[Mapping[str, Buckets]] = {
     "amd": {
         16: _few((16, 64, 128), 4, 2),
@@ -206,10 +238,16 @@ _HALF: Final[Mapping[str, Buckets]] = {
     INVARIANT: {64: _few((64, 64, 64), 4, 5), 512: _many((64, 128, 64), 4, 4)},
     QUARTERS: {16: _merged(_few((16, 64, 128), 4, 3, splits=4, head=256, overlap=(256, 4)))},
     HALVES: {16: _few((16, 64, 128), 4, 4, splits=2, overlap=(0, 4))},
-    LONE: {16: _few((16, 64, 128), 4, 5, overlap=(0, 4))},
-    DEEP: {64: _few((64, 64, 128), 4, 5, splits=2, overlap=(256, 7))},
     SMALL: {16: _few((16, 32, 128), 4, 4, splits=2, overlap=(0, 7))},
     SHALLOW: {16: _few((16, 32, 128), 4, 4, overlap=(0, 7))},
+    SPECIALISED: {
+        16: _specialised((16, 64, 256), 5),
+        64: _specialised((64, 32, 256), 4, swap=0),
+    },
+    f"{SPECIALISED}-{LONE}": {
+        16: _specialised((16, 64, 128), 10),
+        64: _specialised((64, 64, 128), 6, swap=0),
+    },
 }
 
 
@@ -228,6 +266,12 @@ _VECTOR: Final[Mapping[str, Buckets]] = {
         ANY_WIDTH: _vector(4, 2_048, 8),
     },
     SQUARE: {4_096: _vector(4, 1_024, 4), ANY_WIDTH: _vector(4, 2_048, 8)},
+    LOW: {
+        1_024: _vector(4, 1_024, 4),
+        2_048: _vector(2, 2_048, 8),
+        4_096: _vector(2, 4_096, 4),
+        ANY_WIDTH: _vector(4, 2_048, 8),
+    },
     NARROW: {
         2_048: _vector(2, 2_048, 8),
         4_096: _vector(2, 4_096, 4),
@@ -266,6 +310,10 @@ _CODES: Final[Mapping[str, Buckets]] = {
         64: _few((64, 64, 128), 4, 6, splits=3, overlap=(0, 4)),
         128: _few((128, 64, 128), 4, 4, splits=4, overlap=(0, 7)),
         256: _few((128, 64, 128), 4, 4, splits=2, overlap=(0, 7)),
+    },
+    SPECIALISED: {
+        16: _specialised((16, 64, 256), 8),
+        64: _specialised((64, 32, 256), 8, swap=0),
     },
 }
 _CODES_OF_BLOCKS: Final[Mapping[str, Buckets]] = {

@@ -9,7 +9,7 @@ import triton.language as tl
 
 from syncline.model_ops_rocm.triton.kernels.attention_rows import (
     held_length,
-    queries_of,
+    query_places,
     scale_of,
     store_rows,
 )
@@ -18,6 +18,7 @@ from syncline.model_ops_rocm.triton.kernels.attention_tiles import (
     blocks_of,
     finished,
     in_half,
+    places_in_tile,
     query_rows,
     start_state,
     walk,
@@ -141,9 +142,10 @@ def prefill_kernel(  # noqa: PLR0915 - one program
         first = tl.maximum(first_position - WINDOW + 1, 0) // BLOCK_N
         whole = tl.cdiv(tl.maximum(stop_position - WINDOW, 0), BLOCK_N)
         diagonal = tl.maximum(diagonal, tl.minimum(whole, num_tiles))
-    q = queries_of(
+    at, is_query = query_places(
         q_ptr, (q_token, q_head, q_last), q_start + tokens, heads, is_row, HEAD_DIM, BLOCK_D
     )
+    q = tl.load(at, mask=is_query, other=0.0)
     q, factor = in_half(q, CODE != 0)
     factor *= held * qk_scale * LOG2_E * scale_of(k_scale_ptr, kv_head, SCALES_PER)
     scales = (k_scale_ptr, v_scale_ptr, kv_head.to(tl.int64) * scale_head, scale_block, scale_slot)
@@ -151,6 +153,7 @@ def prefill_kernel(  # noqa: PLR0915 - one program
     cache = (k_ptr + kv_head * KEYS[1], v_ptr + kv_head * VALUES[1])
     table = (table_ptr + (first_row + row).to(tl.int64) * table_row, table_last)
     state = start_state(heads, is_row, sinks_ptr, True, BLOCK_M, BLOCK_D)
+    in_tile = places_in_tile(SHAPE, KEYS, VALUES, 1, BLOCK_N)
     if WINDOW > 0:
         state = walk(
             state,
@@ -166,6 +169,7 @@ def prefill_kernel(  # noqa: PLR0915 - one program
                 BLOCK_N,
                 "",
             ),
+            in_tile,
             cache,
             table,
             scales,
@@ -187,6 +191,7 @@ def prefill_kernel(  # noqa: PLR0915 - one program
         positions,
         (whole, diagonal, 1),
         blocks_of(table, whole * BLOCK_N, whole < diagonal, seq_len, SHAPE[0], BLOCK_N, ""),
+        in_tile,
         cache,
         table,
         scales,
@@ -208,6 +213,7 @@ def prefill_kernel(  # noqa: PLR0915 - one program
         positions,
         (diagonal, num_tiles, 1),
         blocks_of(table, diagonal * BLOCK_N, diagonal < num_tiles, seq_len, SHAPE[0], BLOCK_N, ""),
+        in_tile,
         cache,
         table,
         scales,

@@ -9,7 +9,6 @@ import triton
 import triton.language as tl
 
 from syncline.model_ops_rocm.triton.kernels.attention_tiles import along, blocks_of
-from syncline.model_ops_rocm.triton.kernels.dependent import await_turn
 
 
 @triton.jit
@@ -36,7 +35,7 @@ def _fetch_tile(head_ptr, block, slots, is_wanted, PLACES: tl.constexpr, SHAPE: 
 
 
 @triton.jit
-def _ask(
+def ask_ahead(
     lens_at,
     table,
     tiles,
@@ -48,35 +47,16 @@ def _ask(
     COUNT: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    """The first COUNT of the tiles (first, stop, step), where they are in blocks that exist."""
-    seq_len = tl.load(lens_at, cache_modifier=".cg").to(tl.int32)
-    for index in tl.static_range(COUNT):
-        tile = tiles[0] + index * tiles[2]
-        start = tile * BLOCK_N
-        tokens = start + tl.arange(0, BLOCK_N)
-        is_entry = tile < tiles[1]
-        block = blocks_of(table, start, is_entry, seq_len, SHAPE[0], BLOCK_N, ".cg")
-        is_wanted = is_entry & (tokens < seq_len) & (block >= 0) & (block < num_blocks)
-        slots = tokens % SHAPE[0]
-        _fetch_tile(cache[0], block, slots, is_wanted, KEYS, SHAPE)
-        _fetch_tile(cache[1], block, slots, is_wanted, VALUES, SHAPE)
-
-
-@triton.jit
-def await_and_ask(
-    lens_at,
-    table,
-    tiles,
-    cache,
-    num_blocks,
-    SHAPE: tl.constexpr,
-    KEYS: tl.constexpr,
-    VALUES: tl.constexpr,
-    AHEAD: tl.constexpr,
-    OVERLAP: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-):
-    """As `await_turn`, and asks for AHEAD of the tiles meanwhile."""
-    if OVERLAP and AHEAD > 0:
-        _ask(lens_at, table, tiles, cache, num_blocks, SHAPE, KEYS, VALUES, AHEAD, BLOCK_N)
-    await_turn(OVERLAP)
+    """Asks for the first COUNT of the tiles (first, stop, step), of those in blocks that exist."""
+    if COUNT > 0:
+        seq_len = tl.load(lens_at, cache_modifier=".cg").to(tl.int32)
+        for index in tl.static_range(COUNT):
+            tile = tiles[0] + index * tiles[2]
+            start = tile * BLOCK_N
+            tokens = start + tl.arange(0, BLOCK_N)
+            is_entry = tile < tiles[1]
+            block = blocks_of(table, start, is_entry, seq_len, SHAPE[0], BLOCK_N, ".cg")
+            is_wanted = is_entry & (tokens < seq_len) & (block >= 0) & (block < num_blocks)
+            slots = tokens % SHAPE[0]
+            _fetch_tile(cache[0], block, slots, is_wanted, KEYS, SHAPE)
+            _fetch_tile(cache[1], block, slots, is_wanted, VALUES, SHAPE)

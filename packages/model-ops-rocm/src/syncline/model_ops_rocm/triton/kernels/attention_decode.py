@@ -10,11 +10,11 @@ import triton
 import triton.language as tl
 
 from syncline.model_ops_rocm.triton.kernels.arrival import arrive
-from syncline.model_ops_rocm.triton.kernels.attention_ahead import await_and_ask
+from syncline.model_ops_rocm.triton.kernels.attention_ahead import ask_ahead
 from syncline.model_ops_rocm.triton.kernels.attention_parts import merged
 from syncline.model_ops_rocm.triton.kernels.attention_rows import (
     held_length,
-    queries_of,
+    query_places,
     scale_of,
     store_rows,
 )
@@ -25,10 +25,12 @@ from syncline.model_ops_rocm.triton.kernels.attention_tiles import (
     finished,
     in_half,
     joined,
+    places_in_tile,
     query_rows,
     start_state,
     walk,
 )
+from syncline.model_ops_rocm.triton.kernels.dependent import await_turn
 
 
 @triton.jit
@@ -185,7 +187,7 @@ def decode_kernel(  # noqa: PLR0915 - one program
     table = (table_ptr + row.to(tl.int64) * table_row, table_last)
     cache = (k_ptr + kv_head * KEYS[1], v_ptr + kv_head * VALUES[1])
     step = num_splits if IS_SPLIT else 1
-    await_and_ask(
+    ask_ahead(
         lens_ptr + row,
         table,
         (split, tl.cdiv(table_tokens, BLOCK_N), step),
@@ -194,20 +196,23 @@ def decode_kernel(  # noqa: PLR0915 - one program
         SHAPE,
         KEYS,
         VALUES,
-        AHEAD,
-        OVERLAP,
+        AHEAD if OVERLAP else 0,
         BLOCK_N,
     )
+    # What no memory decides is worked out before the wait.
+    tokens, heads, is_row = query_rows(q_block, Q_LEN, kv_head, head_group, BLOCK_M, PACKED, GROUP)
+    q_at, is_query = query_places(
+        q_ptr, (q_token, q_head, q_last), q_start + tokens, heads, is_row, HEAD_DIM, BLOCK_D
+    )
+    in_tile = places_in_tile(SHAPE, KEYS, VALUES, APART, BLOCK_N)
+    await_turn(OVERLAP)
     seq_len, held = held_length(lens_ptr + row, table_tokens)
     first_tile = split
     if WINDOW == 0:
         # Started beside the load of the length, not after it: the entry exists, whatever it holds.
         is_entry = first_tile * BLOCK_N < table_tokens
         block = blocks_of(table, first_tile * BLOCK_N, is_entry, seq_len, SHAPE[0], BLOCK_N, "")
-    tokens, heads, is_row = query_rows(q_block, Q_LEN, kv_head, head_group, BLOCK_M, PACKED, GROUP)
-    q = queries_of(
-        q_ptr, (q_token, q_head, q_last), q_start + tokens, heads, is_row, HEAD_DIM, BLOCK_D
-    )
+    q = tl.load(q_at, mask=is_query, other=0.0)
     first_position = seq_len - Q_LEN + q_block * BLOCK_Q
     stop_position = tl.minimum(first_position + BLOCK_Q, seq_len)
     num_tiles = tl.cdiv(tl.maximum(stop_position, 0), BLOCK_N)
@@ -240,6 +245,7 @@ def decode_kernel(  # noqa: PLR0915 - one program
         seq_len - Q_LEN + tokens,
         (first_tile, num_tiles, step),
         block,
+        in_tile,
         cache,
         table,
         scales,

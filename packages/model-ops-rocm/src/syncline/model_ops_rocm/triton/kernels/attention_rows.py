@@ -8,11 +8,14 @@ import triton.language as tl
 
 
 @triton.jit
-def queries_of(q_ptr, strides, token, heads, is_row, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr):
+def query_places(
+    q_ptr, strides, token, heads, is_row, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr
+):
+    """Pointers to the queries [M, BLOCK_D], and which of them there are."""
     dims = tl.arange(0, BLOCK_D)
     at = token.to(tl.int64) * strides[0] + heads * strides[1]
     mask = is_row[:, None] & (dims < HEAD_DIM)[None, :]
-    return tl.load(q_ptr + at[:, None] + (dims * strides[2])[None, :], mask=mask, other=0.0)
+    return q_ptr + at[:, None] + (dims * strides[2])[None, :], mask
 
 
 @triton.jit

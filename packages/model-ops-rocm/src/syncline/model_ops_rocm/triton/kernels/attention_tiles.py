@@ -157,12 +157,43 @@ def _offsets(APART: tl.constexpr, BLOCK_N: tl.constexpr):
 
 
 @triton.jit
+def places_in_tile(
+    SHAPE: tl.constexpr,
+    KEYS: tl.constexpr,
+    VALUES: tl.constexpr,
+    APART: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
+    """(tokens of a tile, places of its keys, those of its values): what no memory decides.
+
+    Of lanes, where every tile is a straight part of one block, places are from its first token, of
+    all tokens and dimensions; else from each token's own, of dimensions alone, which takes fewer
+    registers.
+    """
+    offsets = _offsets(APART, BLOCK_N)
+    dims = tl.arange(0, SHAPE[2])
+    k = along(dims, KEYS[5], KEYS[6], KEYS[7])
+    v = along(dims, VALUES[5], VALUES[6], VALUES[7])
+    if APART > 1 and _is_straight(SHAPE, KEYS, VALUES, BLOCK_N):
+        k = tl.expand_dims(offsets * KEYS[3], -1) + k
+        v = tl.expand_dims(offsets * VALUES[3], -1) + v
+    return offsets, k, v
+
+
+@triton.constexpr_function
+def _is_straight(SHAPE, KEYS, VALUES, BLOCK_N):
+    """Whether a tile lies in one block, and the place of its tokens grows evenly."""
+    return SHAPE[0] % BLOCK_N == 0 and KEYS[2] == 1 and VALUES[2] == 1
+
+
+@triton.jit
 def walk(  # noqa: PLR0915 - one loop
     state,
     q,
     positions,
     tiles,
     first_block,
+    in_tile,
     cache,
     table,
     scales,
@@ -180,11 +211,11 @@ def walk(  # noqa: PLR0915 - one loop
 ):
     """Adds tiles (first, stop, step) to (sums, top, total) of each row.
 
-    `cache` is the pointers to this head's keys and values, `table` (pointer, stride) of the row's
-    block ids, `scales` pointers to those of keys and values, and of this head the offset, and the
-    strides of a block and a slot, if SCALES_PER is 3, per token; `qk_scale` [BLOCK_M], SHAPE
-    (BLOCK_SIZE, HEAD_DIM, BLOCK_D), DTYPE that of the result. Without MASKED every row sees every
-    token of the tiles.
+    `in_tile` is what `places_in_tile` gives, `cache` the pointers to this head's keys and values,
+    `table` (pointer, stride) of the row's block ids, `scales` pointers to those of keys and values,
+    and of this head the offset, and the strides of a block and a slot, if SCALES_PER is 3, per
+    token; `qk_scale` [BLOCK_M], SHAPE (BLOCK_SIZE, HEAD_DIM, BLOCK_D), DTYPE that of the result.
+    Without MASKED every row sees every token of the tiles.
     """
     acc, top, total = state
     BLOCK_SIZE: tl.constexpr = SHAPE[0]
@@ -192,11 +223,8 @@ def walk(  # noqa: PLR0915 - one loop
     BLOCK_D: tl.constexpr = SHAPE[2]
     # Of what has an entry for each token, and of scores: the dimension of tokens.
     LAST: tl.constexpr = len(acc.shape) - 1
-    APART: tl.constexpr = acc.shape[0] if len(acc.shape) == 3 else 1
-    offsets = _offsets(APART, BLOCK_N)
     dims = tl.arange(0, BLOCK_D)
-    k_dims = along(dims, KEYS[5], KEYS[6], KEYS[7])
-    v_dims = along(dims, VALUES[5], VALUES[6], VALUES[7])
+    offsets, k_in_tile, v_in_tile = in_tile
     next_block = first_block
     for tile in range(tiles[0], tiles[1], tiles[2]):
         start = tile * BLOCK_N
@@ -212,10 +240,16 @@ def walk(  # noqa: PLR0915 - one loop
         else:
             block = tl.reshape(block, offsets.shape)
             slots = tokens % BLOCK_SIZE
-        k_at = cache[0] + block * KEYS[0] + along(slots, KEYS[2], KEYS[3], KEYS[4])
-        v_at = cache[1] + block * VALUES[0] + along(slots, VALUES[2], VALUES[3], VALUES[4])
-        k_at = tl.expand_dims(k_at, -1) + k_dims
-        v_at = tl.expand_dims(v_at, -1) + v_dims
+        if len(acc.shape) == 3 and _is_straight(SHAPE, KEYS, VALUES, BLOCK_N):
+            k_at = cache[0] + (block * KEYS[0] + start % BLOCK_SIZE * KEYS[3])
+            v_at = cache[1] + (block * VALUES[0] + start % BLOCK_SIZE * VALUES[3])
+        else:
+            k_at = cache[0] + block * KEYS[0] + along(slots, KEYS[2], KEYS[3], KEYS[4])
+            v_at = cache[1] + block * VALUES[0] + along(slots, VALUES[2], VALUES[3], VALUES[4])
+            k_at = tl.expand_dims(k_at, -1)
+            v_at = tl.expand_dims(v_at, -1)
+        k_at = k_at + k_in_tile
+        v_at = v_at + v_in_tile
         k = _tile(k_at, dims, tokens < seq_len, HEAD_DIM, BLOCK_D, False)
         k = decoded(k, q.dtype, CODE)
         scores = tl.dot(q, _transposed(k), input_precision="ieee")

@@ -41,6 +41,7 @@ class Units(NamedTuple):
     num_q_blocks: int
     num_units: int  # tiles of queries, of all rows
     num_splits: int
+    are_short: bool  # whether a part is one tile
 
 
 class Parts(NamedTuple):
@@ -68,7 +69,8 @@ def units_of(
     wanted = min(WANTED_PROGRAMS[arch] // max(num_units, 1), -(-longest // _MIN_SPLIT_TOKENS))
     wanted = 1 if longest <= _MAX_WHOLE_TOKENS else wanted
     num_splits = 1 << max(min(wanted, _MAX_SPLITS).bit_length() - 1, 0)
-    return Units(block_m, packed, num_q_blocks, num_units, num_splits)
+    are_short = longest <= num_splits * _MIN_SPLIT_TOKENS
+    return Units(block_m, packed, num_q_blocks, num_units, num_splits, are_short)
 
 
 def units_up_to(
@@ -95,14 +97,16 @@ def decode(step: Step, workspace: torch.Tensor | None, counters: torch.Tensor | 
         *(pool.layout.kernel_block_size, LAUNCHER.arch),
     )
     if units.num_splits == 1 or LAUNCHER.is_preparing:
-        # Which of the two a number of rows needs, nothing but that number says: both are compiled.
-        _launch(step, units._replace(num_splits=1), None, None)
+        # Which one a number of rows needs, nothing but that number says: all are compiled.
+        _launch(step, "decode", units._replace(num_splits=1), None, None)
     if units.num_splits > 1 or LAUNCHER.is_preparing:
         units = units._replace(num_splits=max(units.num_splits, 2))
         parts = _parts(step, units.num_splits, workspace)
         if counters is not None:
             require_counters(PAGED_ATTENTION, counters, units.num_units)
-        _launch(step, units, parts, counters)
+        needed = "decode_short" if units.are_short else "decode_split"
+        for kind in ("decode_split", "decode_short") if LAUNCHER.is_preparing else (needed,):
+            _launch(step, kind, units, parts, counters)
         if counters is None:
             num_tokens, lse = step.meta.num_decode_tokens, step.options.lse_TN
             launch_merge(
@@ -113,8 +117,10 @@ def decode(step: Step, workspace: torch.Tensor | None, counters: torch.Tensor | 
             )
 
 
-def _launch(step: Step, units: Units, parts: Parts | None, counters: torch.Tensor | None) -> None:
-    chosen = chosen_for(step, "decode" if parts is None else "decode_split")
+def _launch(
+    step: Step, kind: str, units: Units, parts: Parts | None, counters: torch.Tensor | None
+) -> None:
+    chosen = chosen_for(step, kind)
     lse = step.options.lse_TN
     if parts is not None and counters is None:
         lse = None  # the merge's

@@ -1,6 +1,7 @@
 """Linear of unquantised weights by Triton."""
 
 from collections.abc import Sequence as SequenceABC
+from dataclasses import replace
 from typing import Final
 
 import torch
@@ -10,11 +11,11 @@ from syncline.model_ops_rocm.checks import require_contiguous
 from syncline.model_ops_rocm.layouts import RowMajor, Shuffle16x16, WeightLayout
 from syncline.model_ops_rocm.triton.configs.base import ANY_WIDTH
 from syncline.model_ops_rocm.triton.configs.linear import (
-    DEEP,
     FEWER_THAN_LIBRARY,
     Sizes,
     invariant_bucket,
     kind_for_numbers,
+    kind_for_specialised,
 )
 from syncline.model_ops_rocm.triton.geometry import Matrix, matrix_of
 from syncline.model_ops_rocm.triton.kernels.linear import linear_kernel
@@ -24,7 +25,7 @@ from syncline.model_ops_rocm.triton.launch import (
     Chosen,
     require_reachable,
 )
-from syncline.model_ops_rocm.triton.ops import library, linear_vector
+from syncline.model_ops_rocm.triton.ops import library, linear_specialised, linear_vector
 from syncline.model_ops_rocm.triton.ops.products import (
     Product,
     chunk_of,
@@ -106,6 +107,12 @@ class TritonLinear:
         )
         if product.is_empty:
             return out
+        if layout != _SHUFFLED and not batch_invariant:
+            special = _specialised(x_TK, x, weight, sizes)
+            if special is not None:
+                linear_specialised.multiply(replace(product, chosen=special), x_TK, x, weight)
+                if not LAUNCHER.is_preparing:
+                    return out
         if layout != _SHUFFLED and not batch_invariant and _is_for_library(product, x, weight):
             library.multiply(x_TK, weight, bias, out)
             return out
@@ -153,6 +160,18 @@ def _is_for_vector(
     return may_be_one_row(x.num_rows) and is_plain and linear_vector.takes(x_TK, weight)
 
 
+def _specialised(
+    x_TK: torch.Tensor, x: Matrix, weight: torch.Tensor, sizes: Sizes
+) -> Chosen | None:
+    """The configuration, if a warp of its own feeds this product."""
+    if x_TK.dtype == torch.float32:
+        return None
+    kind = kind_for_specialised(LAUNCHER.arch, "", sizes)
+    if kind is None or not linear_specialised.takes(x_TK, x, weight):
+        return None
+    return LAUNCHER.config(LINEAR, x_TK.dtype, sizes.num_rows, kind)
+
+
 def _configuration(dtype: torch.dtype, sizes: Sizes, *, is_invariant: bool) -> Chosen:
     rows, arch = sizes.num_rows, LAUNCHER.arch
     if not is_invariant:
@@ -165,7 +184,7 @@ def _configuration(dtype: torch.dtype, sizes: Sizes, *, is_invariant: bool) -> C
 def _is_for_library(product: Product, x: Matrix, weight: torch.Tensor) -> bool:
     key = product.chosen[0]
     most = FEWER_THAN_LIBRARY.get((key.arch, key.dtype), product.num_rows)
-    if product.num_rows <= most or key.kind == DEEP or LAUNCHER.is_compiling or IS_INTERPRETED:
+    if product.num_rows <= most or LAUNCHER.is_compiling or IS_INTERPRETED:
         return False
     written = matrix_of(LINEAR, "out", product.out)
     return library.reads(x, written, matrix_of(LINEAR, "weight", weight))

@@ -107,7 +107,7 @@ class Product:
 
     @property
     def splits(self) -> int:
-        return self.chosen[1].constants["SPLITS"]
+        return self.chosen[1].constants.get("SPLITS", 1)
 
     @property
     def grid(self) -> tuple[int, int]:

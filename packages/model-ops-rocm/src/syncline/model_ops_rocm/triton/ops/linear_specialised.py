@@ -1,0 +1,92 @@
+"""Linear of few rows by a warp that feeds and four that multiply, where the tables have it: sm_90.
+
+The tensor memory accelerator reads both operands by descriptors, which are made anew for each call
+and lie in the launch itself, so that a recorded one replays them. It needs rows that lie close, at
+addresses that are multiples of 16 bytes; products of others stay with `kernels.linear`.
+"""
+
+from typing import Final
+
+import torch
+from triton.experimental.gluon.language import NVMMASharedLayout
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+from syncline.model_ops_rocm.triton.geometry import Matrix
+from syncline.model_ops_rocm.triton.kernels.linear_specialised import specialised_linear_kernel
+from syncline.model_ops_rocm.triton.launch import IS_INTERPRETED, LAUNCHER, overlaps
+from syncline.model_ops_rocm.triton.ops.linear_operand import Operand
+from syncline.model_ops_rocm.triton.ops.products import Product
+
+_RUN_BYTES: Final = 16
+_SWIZZLE_BYTES: Final = 128
+
+
+def takes(x_TK: torch.Tensor, x: Matrix, weight: torch.Tensor) -> bool:
+    """Whether the accelerator can read both; what is prepared stands for any that it can."""
+    if IS_INTERPRETED:
+        return False
+    if LAUNCHER.is_preparing:
+        return weight.shape[1] * weight.itemsize % _RUN_BYTES == 0
+    of_weight = Matrix(weight.shape[0], weight.stride(0), weight.stride(1))
+    return _is_readable(x_TK, x) and _is_readable(weight, of_weight)
+
+
+def multiply(
+    product: Product,
+    x_TK: torch.Tensor,
+    x: Matrix,
+    weight: torch.Tensor,
+    *,
+    scales: tuple[Operand, Operand] | None = None,
+) -> None:
+    """out = x @ weight^T + bias; of codes times the scales of x and of the weight, float32."""
+    chosen, depth = product.chosen, weight.shape[1]
+    constants = chosen[1].constants
+    of_x = of_weight = None
+    strides = (0, 0)
+    if scales is not None:
+        of_x, of_weight = (side.scale for side in scales)
+        strides = (scales[0].scale_row, scales[1].scale_row)
+    num_columns = product.num_columns
+    LAUNCHER.launch(
+        specialised_linear_kernel,
+        product.grid,
+        chosen,
+        (
+            _descriptor(x_TK, x, depth, constants["BLOCK_M"], constants["BLOCK_K"]),
+            _descriptor(
+                weight,
+                Matrix(num_columns, weight.stride(0), 1),
+                *(depth, constants["BLOCK_N"], constants["BLOCK_K"]),
+            ),
+            *(of_x, of_weight, product.bias_or_out, product.out),
+            *(product.num_rows, num_columns, depth, *strides, *product.strides),
+        ),
+        {
+            "HAS_BIAS": product.adds_bias,
+            "OVERLAP": overlaps(chosen[1]),
+        },
+    )
+
+
+def _is_readable(tensor: torch.Tensor, rows: Matrix) -> bool:
+    return (
+        rows.last_stride == 1
+        and rows.stride >= tensor.shape[-1]
+        and rows.stride * tensor.itemsize % _RUN_BYTES == 0
+        and tensor.data_ptr() % _RUN_BYTES == 0
+    )
+
+
+def _descriptor(
+    tensor: torch.Tensor, rows: Matrix, depth: int, block_rows: int, block_k: int
+) -> TensorDescriptor:
+    """Of [rows, depth], read in tiles of [block_rows, block_k]."""
+    if LAUNCHER.is_preparing:
+        # What is compiled depends on the type and the tile alone.
+        tensor, rows = tensor.new_empty(0, device="meta"), Matrix(rows.num_rows, depth, 1)
+    layout = NVMMASharedLayout(
+        swizzle_byte_width=_SWIZZLE_BYTES, element_bitwidth=8 * tensor.itemsize, rank=2
+    )
+    shape, tile = [rows.num_rows, depth], [block_rows, block_k]
+    return TensorDescriptor(tensor, shape, [rows.stride, 1], tile, layout)
