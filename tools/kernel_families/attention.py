@@ -47,7 +47,7 @@ def _attention(key: ConfigKey, num_tokens: int) -> Iterator[tuple[str, Arguments
             "out": empty(key, num_tokens, _NUM_HEADS, head_dim),
             "batch_invariant": key.kind == "invariant",
         }
-        if key.kind.startswith("decode_split"):
+        if key.kind.startswith(("decode_split", "decode_short")):
             # The others compile split rows too, merged by a launch more.
             arguments["counters"] = _numbers(num_tokens * _NUM_KV_HEADS)
         if key.kind.endswith("_fp8"):

@@ -17,6 +17,7 @@ from syncline.model_ops_rocm import (
 from syncline.model_ops_rocm.quant import CodeType, Granularity
 from syncline.model_ops_rocm.testing.stored import encode_whole
 from syncline.model_ops_rocm.triton import sealed
+from syncline.model_ops_rocm.triton.launch import LAUNCHER
 
 pytestmark = [
     pytest.mark.gpu,
@@ -35,11 +36,11 @@ def linear_of(dtype: torch.dtype, op: str = "linear") -> Callable[..., torch.Ten
     return cast(Callable[..., torch.Tensor], found)
 
 
-def counters_for(
-    linear: Callable[..., torch.Tensor], weight: torch.Tensor, num_rows: int
-) -> torch.Tensor:
-    size = linear.counters_size(weight, num_rows)  # type: ignore[attr-defined]  # the contract's
-    return torch.zeros(size, dtype=torch.int32, device="cuda")
+def assert_is_fed(call: Callable[[], object]) -> None:
+    """The call is the specialised kernel's, and nothing else."""
+    with LAUNCHER.compiling(is_preparing=False) as compiled:
+        call()
+    assert [one.binary.metadata.name for one in compiled] == ["specialised_linear_kernel"]
 
 
 def poisoned(rows: int, columns: int, dtype: torch.dtype) -> torch.Tensor:
@@ -62,14 +63,28 @@ def test_few_rows_agree_with_a_product_in_float64(
     target = torch.full((num_rows, shape[0] + 5), 7.0, dtype=dtype, device="cuda")
     out = target[:, : shape[0]]
     linear = linear_of(dtype)
-    counters = counters_for(linear, weight, num_rows)
+    assert_is_fed(lambda: linear(x, weight, bias, layout=RowMajor(), out=out))
     exact = x.double() @ weight.double().T + bias.double()
     for _ in range(3):
-        linear(x, weight, bias, layout=RowMajor(), out=out, counters=counters)
+        linear(x, weight, bias, layout=RowMajor(), out=out)
         assert (out.double() - exact).norm() < 2.5e-3 * exact.norm()
         assert torch.equal(linear(x, weight, bias, layout=RowMajor()), out)
-    assert not counters.any()
     assert (target[:, shape[0] :] == 7.0).all()
+
+
+def test_results_and_rows_may_be_of_any_shape_that_a_stride_walks() -> None:
+    torch.manual_seed(0)
+    linear = linear_of(torch.bfloat16)
+    weight = torch.randn(4_096, 4_096, device="cuda").bfloat16()
+    bias = torch.randn(1, device="cuda").bfloat16().expand(4_096)
+    x = torch.randn(3, 5, 4_096, device="cuda").bfloat16()
+    target = torch.zeros(3, 5, 2 * 4_096, dtype=torch.bfloat16, device="cuda")
+    out = target[..., ::2]
+    assert_is_fed(lambda: linear(x, weight, bias, layout=RowMajor(), out=out))
+    linear(x, weight, bias, layout=RowMajor(), out=out)
+    exact = x.double() @ weight.double().T + bias.double()
+    assert (out.double() - exact).norm() < 2.5e-3 * exact.norm()
+    assert not target[..., 1::2].any()
 
 
 @pytest.mark.parametrize("num_rows", [16, 40])
@@ -100,6 +115,7 @@ def test_a_recorded_product_reads_what_its_operands_hold_then(
     weight = torch.randn(shape, device="cuda").bfloat16()
     x = torch.randn(num_rows, shape[1], device="cuda").bfloat16()
     out = torch.empty(num_rows, shape[0], dtype=torch.bfloat16, device="cuda")
+    assert_is_fed(lambda: linear(x, weight, layout=RowMajor(), out=out))
     linear(x, weight, layout=RowMajor(), out=out)
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
@@ -162,28 +178,35 @@ def test_what_is_prepared_serves_fewer_rows_wherever_they_lie(num_rows: int) -> 
             assert (got.double() - exact).norm() < 2.5e-3 * exact.norm()
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("granularity", [Granularity.TOKEN, Granularity.TENSOR], ids=str)
 @pytest.mark.parametrize("num_rows", [2, 16, 33, 64])
 @pytest.mark.parametrize("shape", [(4_096, 12_288), (3_900, 8_208)], ids=str)
 def test_few_rows_of_codes_agree_with_a_product_in_float64(
-    shape: tuple[int, int], num_rows: int, granularity: Granularity
+    shape: tuple[int, int], num_rows: int, granularity: Granularity, dtype: torch.dtype
 ) -> None:
-    recipe = Quantised(granularity=granularity, code=CodeType.E4M3FN)
-    storage = StorageFormat(recipe=recipe)
+    storage = StorageFormat(recipe=Quantised(granularity=granularity, code=CodeType.E4M3FN))
+    x_recipe = Quantised(granularity=Granularity.TOKEN, code=CodeType.E4M3FN)
     torch.manual_seed(num_rows)
     stored = encode_whole(storage, torch.randn(shape) * torch.rand(shape[0], 1))
-    x = encode_whole(storage, torch.randn(num_rows, shape[1]) * torch.rand(num_rows, 1))
-    exact = (recipe.decode(x).cuda().double() @ storage.decode(stored).cuda().double().T).cpu()
-    bias = torch.randn(shape[0])
+    numbers = torch.randn(num_rows, shape[1]) * torch.rand(num_rows, 1)
+    x = encode_whole(StorageFormat(recipe=x_recipe), numbers)
+    exact = (x_recipe.decode(x).cuda().double() @ storage.decode(stored).cuda().double().T).cpu()
+    bias = torch.randn(shape[0], dtype=dtype)
     weight = {name: tensor.cuda() for name, tensor in stored.items()}
-    got = linear_of(torch.float32, "linear_quantised")(
-        x["weight"].cuda(),
-        **weight,
-        bias=bias.cuda(),
-        storage=storage,
-        x_scale=x["weight_scale"].cuda(),
-        x_recipe=recipe,
-        dtype=torch.float32,
-    )
+    linear = linear_of(dtype, "linear_quantised")
+
+    def product() -> torch.Tensor:
+        return linear(
+            x["weight"].cuda(),
+            **weight,
+            bias=bias.cuda(),
+            storage=storage,
+            x_scale=x["weight_scale"].cuda(),
+            x_recipe=x_recipe,
+            dtype=dtype,
+        )
+
+    assert_is_fed(product)
     exact += bias.double()
-    assert (got.cpu().double() - exact).norm() < 4e-3 * exact.norm()
+    assert (product().cpu().double() - exact).norm() < 4e-3 * exact.norm()

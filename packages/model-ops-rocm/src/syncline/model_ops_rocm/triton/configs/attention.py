@@ -5,10 +5,11 @@ rows of many, which multiplying bounds; `invariant`, all rows of the batch-invar
 has one shape of tile and no fused roundings, so that the two loops of the kernel round alike;
 `decode_split`, as `decode`, for rows in parts, where there is too little to read to hide what a
 tile takes: APART lanes of warps walk it, and AHEAD tiles are asked for before the wait;
-`decode_short`, the same for parts of one tile, which nothing is loaded beside. With
-`_fp8`, for a cache of codes and queries of 16 bits, of either kind: what is multiplied is float16.
-BLOCK_N is tokens of KV, BLOCK_M query heads times tokens. The rows of sm_90 were chosen among a few
-each by their time on an H200, those of AMD by what the compiled code shows, without one.
+`decode_short`, where it was measured, the same for parts of one tile, beside which nothing is
+loaded. With `_fp8`, for a cache of codes and queries of 16 bits, of either kind: what is multiplied
+is float16. BLOCK_N is tokens of KV, BLOCK_M query heads times tokens. The rows of sm_90 were chosen
+among a few each by their time on an H200, those of AMD by what the compiled code shows, without
+one.
 """
 
 from collections.abc import Iterator, Mapping
@@ -65,10 +66,6 @@ def _unfused(config: LaunchConfig) -> LaunchConfig:
 
 
 Kinds = Mapping[str, Mapping[int, LaunchConfig]]
-_SPLIT_FP8: Final = {
-    128: _overlapping(_tiles(4, 3, 64)),
-    256: _overlapping(_tiles(8, 2, 64)),
-}
 _SM_90: Final[Kinds] = {
     "decode": {
         64: _overlapping(_tiles(4, 3, 64)),
@@ -83,15 +80,16 @@ _SM_90: Final[Kinds] = {
     "decode_short": {
         64: _overlapping(_tiles(4, 1, 64), ahead=1, apart=4),
         128: _overlapping(_tiles(8, 1, 64), ahead=1, apart=4),
-        256: _overlapping(_tiles(8, 2, 64)),
     },
     "prefill": {64: _tiles(4, 3, 64, 128), 128: _tiles(8, 3, 64, 128), 256: _tiles(8, 3, 32, 128)},
     "decode_fp8": {
         128: _overlapping(_tiles(4, 3, 64)),
         256: _overlapping(_tiles(8, 2, 64)),
     },
-    "decode_split_fp8": _SPLIT_FP8,
-    "decode_short_fp8": _SPLIT_FP8,
+    "decode_split_fp8": {
+        128: _overlapping(_tiles(4, 3, 64)),
+        256: _overlapping(_tiles(8, 2, 64)),
+    },
     "prefill_fp8": {128: _tiles(4, 3, 64, 64), 256: _tiles(8, 2, 16, 128)},
     "invariant": {
         128: _unfused(_tiles(4, 3, 64, 64)),
@@ -103,11 +101,9 @@ _DECODE_FP8_AMD: Final = {128: _alone(4, 2, 32), 256: _alone(4, 1, 32)}
 _AMD: Final[Kinds] = {
     "decode": _DECODE_AMD,
     "decode_split": _DECODE_AMD,
-    "decode_short": _DECODE_AMD,
     "prefill": {64: _tiles(4, 2, 64, 128), 128: _tiles(8, 1, 64, 128), 256: _tiles(8, 1, 32, 128)},
     "decode_fp8": _DECODE_FP8_AMD,
     "decode_split_fp8": _DECODE_FP8_AMD,
-    "decode_short_fp8": _DECODE_FP8_AMD,
     "prefill_fp8": {128: _tiles(8, 1, 64, 128), 256: _tiles(8, 1, 32, 64)},
     "invariant": {
         128: _unfused(_tiles(4, 1, 64, 64)),
@@ -118,10 +114,15 @@ _AMD: Final[Kinds] = {
 _FLOAT32: Final[Kinds] = {
     "decode": {256: _alone(4, 1, 16)},
     "decode_split": {256: _alone(4, 1, 16)},
-    "decode_short": {256: _alone(4, 1, 16)},
     "prefill": {256: _tiles(4, 1, 16, 16)},
     "invariant": {256: _unfused(_tiles(4, 1, 16, 16))},
 }
+
+
+def has_short_row(key: ConfigKey, head_dim: int) -> bool:
+    """Whether parts of one tile have a row of their own, beside that of all parts, `key`."""
+    is_measured = key.arch == "sm_90" and key.dtype in HALF_DTYPES and key.kind == "decode_split"
+    return is_measured and head_dim <= max(_SM_90["decode_short"])
 
 
 def _rows(arch: str, dtype: torch.dtype, kinds: Kinds) -> Iterator[Row]:

@@ -36,28 +36,29 @@ MX: Final = "mx"
 VECTOR: Final = "vector"
 NARROW_VECTOR_ROWS: Final = 1_024  # of the weight, at most, are NARROW
 # (arch, dtype) -> the most rows of x that Triton multiplies with a row-major weight as fast as the
-# vendor's library, which takes all beyond: cuBLAS, on an H200. Batch-invariant calls stay.
+# vendor's library, which takes all beyond: cuBLAS, on an H200. Batch-invariant calls stay, and so
+# does what `kind_for_specialised` names.
 FEWER_THAN_LIBRARY: Final[Mapping[tuple[str, torch.dtype], int]] = MappingProxyType(
     {("sm_90", dtype): 16 for dtype in HALF_DTYPES}
 )
 _AMD: Final = ("gfx942", "gfx950")
 # What is added to a kind for weights that a plain row does not serve well. INVARIANT: few rows, in
 # an order of sums that the widest bucket has too. NARROW: fewer tiles than processors share them.
-# QUARTERS and HALVES: parts of so few tiles; LONE: tiles for nearly every processor, whole. SQUARE:
-# not much more K. SMALL and SHALLOW: so few bytes that a launch weighs more, and of those the ones
-# of little K.
+# QUARTERS and HALVES: parts of so few tiles. SQUARE: not much more K. SMALL and SHALLOW: so few
+# bytes that a launch weighs more, and of those the ones of little K.
 INVARIANT: Final = "invariant"
 NARROW: Final = "narrow"
 QUARTERS: Final = "quarters"
 HALVES: Final = "halves"
-LONE: Final = "lone"
 SQUARE: Final = "square"
 SMALL: Final = "small"
 SHALLOW: Final = "shallow"
 # One row of x and a weight of so few rows that all of it is asked for at once. LOW: up to 2,048.
 LOW: Final = "low"
-# Few rows of x, fed by a warp of their own; `kind_for_specialised` says which weights.
+# Few rows of x, fed by a warp of their own; `kind_for_specialised` says which weights. LONE: those
+# of them that have tiles for nearly every processor.
 SPECIALISED: Final = "specialised"
+LONE: Final = "lone"
 _FEW_ROWS: Final = 16
 _MORE_ROWS: Final = 64
 _INVARIANT_ROWS: Final = {"": 512, CODES: 512, CODES_OF_BLOCKS: 64}

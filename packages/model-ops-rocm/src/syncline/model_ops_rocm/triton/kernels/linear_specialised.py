@@ -81,9 +81,6 @@ def _feed(
             weight_desc, [first_n, k], full.index(stage), weight_stages.index(stage)
         )
         tma.async_copy_global_to_shared(x_desc, [0, k], full.index(stage), x_stages.index(stage))
-    if OVERLAP:
-        # When all is asked for.
-        _release_kernel_after()
 
 
 @gluon.jit

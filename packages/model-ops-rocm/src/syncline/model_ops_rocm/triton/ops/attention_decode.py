@@ -13,11 +13,11 @@ import torch
 from syncline.model_ops_rocm.arguments.attention import PAGED_ATTENTION
 from syncline.model_ops_rocm.checks import require_counters, workspace_of
 from syncline.model_ops_rocm.contracts.attention import AttentionMetadata
-from syncline.model_ops_rocm.triton.configs.attention import WANTED_PROGRAMS
+from syncline.model_ops_rocm.triton.configs.attention import WANTED_PROGRAMS, has_short_row
 from syncline.model_ops_rocm.triton.geometry import power_of_two
 from syncline.model_ops_rocm.triton.kernels.attention_decode import decode_kernel
 from syncline.model_ops_rocm.triton.kv_places import places_of
-from syncline.model_ops_rocm.triton.launch import LAUNCHER, overlaps
+from syncline.model_ops_rocm.triton.launch import LAUNCHER, Chosen, overlaps
 from syncline.model_ops_rocm.triton.ops.attention_step import (
     MIN_BLOCK,
     Step,
@@ -41,7 +41,7 @@ class Units(NamedTuple):
     num_q_blocks: int
     num_units: int  # tiles of queries, of all rows
     num_splits: int
-    are_short: bool  # whether a part is one tile
+    are_short: bool  # whether a part is at most _MIN_SPLIT_TOKENS
 
 
 class Parts(NamedTuple):
@@ -98,15 +98,14 @@ def decode(step: Step, workspace: torch.Tensor | None, counters: torch.Tensor | 
     )
     if units.num_splits == 1 or LAUNCHER.is_preparing:
         # Which one a number of rows needs, nothing but that number says: all are compiled.
-        _launch(step, "decode", units._replace(num_splits=1), None, None)
+        _launch(step, chosen_for(step, "decode"), units._replace(num_splits=1), None, None)
     if units.num_splits > 1 or LAUNCHER.is_preparing:
         units = units._replace(num_splits=max(units.num_splits, 2))
         parts = _parts(step, units.num_splits, workspace)
         if counters is not None:
             require_counters(PAGED_ATTENTION, counters, units.num_units)
-        needed = "decode_short" if units.are_short else "decode_split"
-        for kind in ("decode_split", "decode_short") if LAUNCHER.is_preparing else (needed,):
-            _launch(step, kind, units, parts, counters)
+        for chosen in _of_parts(step, are_short=units.are_short):
+            _launch(step, chosen, units, parts, counters)
         if counters is None:
             num_tokens, lse = step.meta.num_decode_tokens, step.options.lse_TN
             launch_merge(
@@ -117,10 +116,20 @@ def decode(step: Step, workspace: torch.Tensor | None, counters: torch.Tensor | 
             )
 
 
+def _of_parts(step: Step, *, are_short: bool) -> list[Chosen]:
+    """What rows in parts are launched with; when they are prepared, all that may be."""
+    split = chosen_for(step, "decode_split")
+    if not has_short_row(split[0], step.q.shape[2]):
+        return [split]
+    short = chosen_for(step, "decode_short")
+    if LAUNCHER.is_preparing:
+        return [split, short]
+    return [short if are_short else split]
+
+
 def _launch(
-    step: Step, kind: str, units: Units, parts: Parts | None, counters: torch.Tensor | None
+    step: Step, chosen: Chosen, units: Units, parts: Parts | None, counters: torch.Tensor | None
 ) -> None:
-    chosen = chosen_for(step, kind)
     lse = step.options.lse_TN
     if parts is not None and counters is None:
         lse = None  # the merge's

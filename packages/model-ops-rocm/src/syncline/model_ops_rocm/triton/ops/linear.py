@@ -108,11 +108,9 @@ class TritonLinear:
         if product.is_empty:
             return out
         if layout != _SHUFFLED and not batch_invariant:
-            special = _specialised(x_TK, x, weight, sizes)
-            if special is not None:
-                linear_specialised.multiply(replace(product, chosen=special), x_TK, x, weight)
-                if not LAUNCHER.is_preparing:
-                    return out
+            is_done = _feed(product, x_TK, x, weight, workspace)
+            if is_done and not LAUNCHER.is_preparing:
+                return out
         if layout != _SHUFFLED and not batch_invariant and _is_for_library(product, x, weight):
             library.multiply(x_TK, weight, bias, out)
             return out
@@ -160,16 +158,24 @@ def _is_for_vector(
     return may_be_one_row(x.num_rows) and is_plain and linear_vector.takes(x_TK, weight)
 
 
-def _specialised(
-    x_TK: torch.Tensor, x: Matrix, weight: torch.Tensor, sizes: Sizes
-) -> Chosen | None:
-    """The configuration, if a warp of its own feeds this product."""
-    if x_TK.dtype == torch.float32:
-        return None
+def _feed(
+    product: Product,
+    x_TK: torch.Tensor,
+    x: Matrix,
+    weight: torch.Tensor,
+    workspace: torch.Tensor | None,
+) -> bool:
+    """Whether a warp of its own feeds this product, which then is launched."""
+    sizes = Sizes(product.num_rows, product.num_columns, weight.shape[1])
     kind = kind_for_specialised(LAUNCHER.arch, "", sizes)
-    if kind is None or not linear_specialised.takes(x_TK, x, weight):
-        return None
-    return LAUNCHER.config(LINEAR, x_TK.dtype, sizes.num_rows, kind)
+    is_half = x_TK.dtype != torch.float32
+    if kind is None or not is_half or not linear_specialised.takes(x_TK, x, weight):
+        return False
+    if workspace is not None:
+        product.parts(workspace)  # refused if it is too small, whichever kernel is chosen
+    chosen = LAUNCHER.config(LINEAR, x_TK.dtype, product.num_rows, kind)
+    linear_specialised.multiply(replace(product, chosen=chosen), x_TK, x, weight)
+    return True
 
 
 def _configuration(dtype: torch.dtype, sizes: Sizes, *, is_invariant: bool) -> Chosen:

@@ -247,6 +247,8 @@ def _codes(call: _Call, x: Operand) -> None:
     arch = product.chosen[0].arch
     if product.is_empty:
         return
+    if call.workspace is not None:
+        product.parts(call.workspace)  # refused if it is too small, whichever kernel is chosen
     special = _specialised(call, x)
     if special is not None:
         linear_specialised.multiply(
