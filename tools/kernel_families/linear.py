@@ -15,6 +15,7 @@ from syncline.model_ops_rocm.triton.configs.linear import (
     CODES_OF_BLOCKS,
     DECODED,
     DECODED_FP32,
+    DEEP,
     HALVES,
     INVARIANT,
     LONE,
@@ -35,6 +36,7 @@ _SHAPES: Final = {
     NARROW: (4_096, 4_096),
     QUARTERS: (4_096, 4_096),
     HALVES: (5_120, 4_096),
+    DEEP: (4_096, 12_288),
     SMALL: (2_048, 2_048),
     SHALLOW: (4_096, 1_024),
     SPECIALISED: (4_096, 12_288),
@@ -52,7 +54,9 @@ _MOST_TILES: Final = 1_024
 
 
 def _tokens(key: ConfigKey, num_tokens: int) -> int:
-    """As many of `num_tokens` as the row is for, or as few."""
+    """As many of `num_tokens` as the row is for, or as few; of a row for whole tiles all."""
+    if key.kind.startswith(SPECIALISED):
+        return key.up_to
     narrower = [one.up_to for one in CONFIGS if one._replace(up_to=0) == key._replace(up_to=0)]
     below = max((up_to for up_to in narrower if up_to < key.up_to), default=0)
     return min(max(num_tokens, below + 1), key.up_to)

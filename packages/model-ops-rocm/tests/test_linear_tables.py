@@ -34,7 +34,10 @@ def test_kinds_of_weights_have_rows_of_their_own_on_nvidia_and_for_few_rows() ->
     assert kind(16, 4_096, 4_096) == "quarters"
     assert kind(16, 4_097, 4_096) == kind(16, 8_192, 4_096) == "halves"
     assert kind(17, 8_192, 4_096) == kind(16, 8_193, 4_096) == ""
+    assert kind(17, 4_096, 8_192) == kind(64, 2_049, 12_288) == "deep"
+    assert kind(64, 2_048, 12_288) == ""
     assert kind(16, 4_096, 8_192) == "quarters"
+    assert kind(65, 4_096, 8_192) == kind(64, 4_097, 8_192) == kind(64, 4_096, 8_191) == ""
     assert kind(1, 1_024, 2_048) == kind(1, 5_120, 2_048) == "small"
     assert kind(1, 4_096, 1_024) == "shallow"
     assert kind(1, 8_192, 4_096, arch="gfx942") == kind(1, 64, 64, dtype=torch.float32) == ""
@@ -45,23 +48,22 @@ def test_kinds_of_weights_have_rows_of_their_own_on_nvidia_and_for_few_rows() ->
 
 
 def test_a_warp_of_its_own_feeds_few_rows_by_as_many_tiles_as_were_measured() -> None:
-    def kind(*sizes: int, arch: str = "sm_90", of: str = "") -> str | None:
-        return kind_for_specialised(arch, of, Sizes(*sizes))
+    def kind(*sizes: int, arch: str = "sm_90", dtype: torch.dtype = torch.bfloat16) -> str | None:
+        return kind_for_specialised(arch, dtype, Sizes(*sizes))
 
     assert kind(1, 3_777, 4_096) == kind(64, 4_096, 50_000) == "specialised"
     assert kind(1, 6_081, 4_096) == kind(64, 8_192, 4_096) == "specialised-lone"
-    for sizes in ((65, 4_096, 4_096), (16, 3_776, 4_096), (16, 4_097, 4_096), (16, 6_080, 4_096)):
-        assert kind(*sizes) is None
+    for num_rows in (17, 32, 63, 65):
+        assert kind(num_rows, 4_096, 4_096) is None
+    for num_columns in (3_776, 4_097, 6_080):
+        assert kind(16, num_columns, 4_096) is None
     assert kind(16, 8_193, 4_096) is kind(16, 4_096, 4_095) is None
-    assert kind(16, 4_096, 8_192, of=CODES) == "codes-specialised"
-    assert kind(16, 4_096, 8_191, of=CODES) is kind(16, 6_144, 12_288, of=CODES) is None
     assert kind(16, 4_096, 12_288, arch="gfx942") is None
-    for num_rows in (1, 16, 17, 64):
+    assert kind(16, 4_096, 12_288, dtype=torch.float32) is None
+    for num_rows in (1, 16, 64):
         for found in ("specialised", "specialised-lone"):
             for dtype in (torch.bfloat16, torch.float16):
                 assert key_for("linear", "sm_90", dtype, num_rows, found).up_to >= num_rows
-        code = torch.float8_e4m3fn
-        assert key_for("linear_quantised", "sm_90", code, num_rows, "codes-specialised")
 
 
 def test_every_product_finds_a_row() -> None:
@@ -123,8 +125,8 @@ def test_blocks_of_k_are_what_the_kernels_can_sum() -> None:
         block_k = row.constants["BLOCK_K"]
         if key.kind.startswith(CODES):
             assert block_k % 128 == 0
-            # Longer ones of a shuffled weight, which those kinds have not, do not compile.
-            assert block_k == 128 or key.kind in ("codes-narrow", "codes-specialised")
+            # Longer ones of a shuffled weight, which that kind has not, do not compile.
+            assert block_k == 128 or key.kind == "codes-narrow"
         elif key.kind.startswith(DECODED):
             assert 128 % block_k == 0
             assert block_k % 32 == 0

@@ -168,7 +168,7 @@ def test_what_the_kernels_do_not_read_is_refused() -> None:
 
 def test_a_product_in_parts_needs_a_workspace_that_holds_them() -> None:
     linear = triton_op("linear", torch.bfloat16)
-    weight = torch.randn(3_072, 4_096, device="cuda").bfloat16()
+    weight = torch.randn(3_328, 4_096, device="cuda").bfloat16()
     x = torch.randn(8, 4_096, device="cuda").bfloat16()
     num_bytes = linear.workspace_bytes(weight, 8)  # type: ignore[attr-defined]  # the contract's
     workspace = torch.empty(max(num_bytes, 1), dtype=torch.uint8, device="cuda")
@@ -337,7 +337,7 @@ def test_one_row_of_codes_is_prepared_with_sixteen() -> None:
 @pytest.mark.parametrize(
     ("shape", "is_merged"),
     [
-        ((3_072, 4_096), True),
+        ((3_328, 4_096), True),
         ((2_560, 12_288), True),
         ((5_120, 4_096), False),
         ((2_000, 2_304), False),

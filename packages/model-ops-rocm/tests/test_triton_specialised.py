@@ -5,18 +5,10 @@ import torch
 
 pytest.importorskip("triton")
 
-from syncline.model_ops_rocm import (
-    Quantised,
-    RowMajor,
-    Shuffle16x16,
-    StorageFormat,
-    WeightLayout,
-)
-from syncline.model_ops_rocm.quant import CodeType, Granularity
+from syncline.model_ops_rocm import RowMajor, Shuffle16x16, WeightLayout
 from syncline.model_ops_rocm.testing.stand_in import stand_in_driver
 from syncline.model_ops_rocm.triton.launch import IS_INTERPRETED, LAUNCHER
 from syncline.model_ops_rocm.triton.ops.linear import LINEAR_OP
-from syncline.model_ops_rocm.triton.ops.linear_quantised import LINEAR_QUANTISED_OP
 
 pytestmark = pytest.mark.skipif(IS_INTERPRETED, reason="the interpreter compiles nothing")
 
@@ -60,36 +52,8 @@ def test_rows_that_tensor_memory_copies_cannot_read_are_not(weight: torch.Tensor
 
 def test_other_products_are_not(weight: torch.Tensor) -> None:
     x = torch.empty(65, 4_096, dtype=BF16)
-    assert SPECIALISED not in launched(x[:1], weight)
-    assert SPECIALISED not in launched(x, weight)
+    for num_rows in (1, 17, 63, 65):
+        assert SPECIALISED not in launched(x[:num_rows], weight)
     assert SPECIALISED not in launched(x[:16], weight, layout=Shuffle16x16())
     assert SPECIALISED not in launched(x[:16], weight, is_invariant=True)
     assert SPECIALISED not in launched(x[:16].float(), weight.float())
-
-
-@pytest.mark.parametrize(
-    ("granularity", "of_x", "is_special"),
-    [
-        (Granularity.TOKEN, Granularity.TOKEN, True),
-        (Granularity.TENSOR, Granularity.TOKEN, True),
-        (Granularity.BLOCK_128X128, Granularity.BLOCK_1X128, False),
-    ],
-    ids=str,
-)
-def test_codes_with_scales_of_rows_are(
-    granularity: Granularity, of_x: Granularity, is_special: bool
-) -> None:
-    storage = StorageFormat(recipe=Quantised(granularity=granularity, code=CodeType.E4M3FN))
-    x_recipe = Quantised(granularity=of_x, code=CodeType.E4M3FN)
-    weight, x = storage.storage_spec((4_096, 8_192)), x_recipe.storage_spec((16, 8_192))
-    with stand_in_driver("sm_90"), LAUNCHER.compiling(is_preparing=False) as compiled:
-        LINEAR_QUANTISED_OP(
-            torch.empty(x["weight"].shape, dtype=x["weight"].dtype),
-            torch.empty(weight["weight"].shape, dtype=weight["weight"].dtype),
-            torch.empty(weight["weight_scale"].shape),
-            storage=storage,
-            x_scale=torch.empty(x["weight_scale"].shape),
-            x_recipe=x_recipe,
-            dtype=BF16,
-        )
-    assert (SPECIALISED in [one.binary.metadata.name for one in compiled]) is is_special

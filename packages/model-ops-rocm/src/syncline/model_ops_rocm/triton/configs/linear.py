@@ -44,12 +44,14 @@ FEWER_THAN_LIBRARY: Final[Mapping[tuple[str, torch.dtype], int]] = MappingProxyT
 _AMD: Final = ("gfx942", "gfx950")
 # What is added to a kind for weights that a plain row does not serve well. INVARIANT: few rows, in
 # an order of sums that the widest bucket has too. NARROW: fewer tiles than processors share them.
-# QUARTERS and HALVES: parts of so few tiles. SQUARE: not much more K. SMALL and SHALLOW: so few
-# bytes that a launch weighs more, and of those the ones of little K.
+# QUARTERS and HALVES: parts of so few tiles. DEEP: few tiles of so much K that more rows than
+# FEWER_THAN_LIBRARY stay. SQUARE: not much more K. SMALL and SHALLOW: so few bytes that a launch
+# weighs more, and of those the ones of little K.
 INVARIANT: Final = "invariant"
 NARROW: Final = "narrow"
 QUARTERS: Final = "quarters"
 HALVES: Final = "halves"
+DEEP: Final = "deep"
 SQUARE: Final = "square"
 SMALL: Final = "small"
 SHALLOW: Final = "shallow"
@@ -91,7 +93,8 @@ def kind_for_numbers(arch: str, dtype: torch.dtype, sizes: Sizes) -> str:
     if arch in _AMD or dtype == torch.float32:
         return ""
     if sizes.num_rows > _FEW_ROWS:
-        return ""
+        is_narrow = is_square(sizes.num_columns) and sizes.depth >= _DEEP_K
+        return DEEP if is_narrow and sizes.num_rows <= _MORE_ROWS else ""
     if sizes.num_columns * sizes.depth <= _SMALL_WEIGHT:
         return SMALL if sizes.depth >= _MUCH_K else SHALLOW
     if sizes.num_columns > _FEW_COLUMNS:
@@ -99,19 +102,19 @@ def kind_for_numbers(arch: str, dtype: torch.dtype, sizes: Sizes) -> str:
     return HALVES if sizes.num_columns > _QUARTERED_COLUMNS else QUARTERS
 
 
-def kind_for_specialised(arch: str, kind: str, sizes: Sizes) -> str | None:
-    """The kind of the rows for products that a warp of their own feeds, if this is one.
+def kind_for_specialised(arch: str, dtype: torch.dtype, sizes: Sizes) -> str | None:
+    """The kind of `linear`'s rows for a product that a warp of its own feeds, if this is one.
 
-    `kind` is "" or CODES. Where programs are few, each reads as fast as its multiprocessor can,
-    and the other multiprocessors are free for the next kernel's; so many of them were measured.
+    Where programs are few, each reads as fast as its multiprocessor can, and the other
+    multiprocessors are free for the next kernel's; so many of them were measured.
     """
     tiles = -(-sizes.num_columns // _SPECIALISED_COLUMNS)
     is_few, is_lone = tiles in _FEW_TILES, tiles in _LONE_TILES
-    if arch in _AMD or sizes.num_rows > _MORE_ROWS or not (is_few or is_lone):
+    if arch in _AMD or dtype == torch.float32 or not (is_few or is_lone):
         return None
-    if kind == CODES:
-        return f"{CODES}-{SPECIALISED}" if is_few and sizes.depth >= _DEEP_K else None
-    if sizes.depth < 2 * _MUCH_K:
+    # Rows past the edge of a tile cost more than to read them would: of 64, all.
+    is_measured = sizes.num_rows <= _FEW_ROWS or sizes.num_rows == _MORE_ROWS
+    if not is_measured or sizes.depth < 2 * _MUCH_K:
         return None
     return SPECIALISED if is_few else f"{SPECIALISED}-{LONE}"
 
@@ -239,6 +242,7 @@ _HALF: Final[Mapping[str, Buckets]] = {
     INVARIANT: {64: _few((64, 64, 64), 4, 5), 512: _many((64, 128, 64), 4, 4)},
     QUARTERS: {16: _merged(_few((16, 64, 128), 4, 3, splits=4, head=256, overlap=(256, 4)))},
     HALVES: {16: _few((16, 64, 128), 4, 4, splits=2, overlap=(0, 4))},
+    DEEP: {64: _few((64, 64, 128), 4, 5, splits=2, overlap=(256, 7))},
     SMALL: {16: _few((16, 32, 128), 4, 4, splits=2, overlap=(0, 7))},
     SHALLOW: {16: _few((16, 32, 128), 4, 4, overlap=(0, 7))},
     SPECIALISED: {
@@ -311,10 +315,6 @@ _CODES: Final[Mapping[str, Buckets]] = {
         64: _few((64, 64, 128), 4, 6, splits=3, overlap=(0, 4)),
         128: _few((128, 64, 128), 4, 4, splits=4, overlap=(0, 7)),
         256: _few((128, 64, 128), 4, 4, splits=2, overlap=(0, 7)),
-    },
-    SPECIALISED: {
-        16: _specialised((16, 64, 256), 8),
-        64: _specialised((64, 32, 256), 8, swap=0),
     },
 }
 _CODES_OF_BLOCKS: Final[Mapping[str, Buckets]] = {

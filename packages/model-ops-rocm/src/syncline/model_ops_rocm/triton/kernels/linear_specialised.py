@@ -1,4 +1,4 @@
-"""Linear of few rows on sm_90: one warp feeds, four multiply.
+"""Linear of few rows in 16 bits on sm_90: one warp feeds, four multiply.
 
 Unit: a tile of the result. Tiles of x and of a row-major weight come into stages of shared memory
 by the tensor memory accelerator (TMA), which the feeding warp asks as soon as a stage is free:
@@ -7,7 +7,8 @@ load, and the weight's first tiles, which depend on no kernel ahead, are asked f
 ended. Beyond the edges TMA gives zeros. With SWAP the weight is the left operand, so that a few
 rows of x are the narrow side of an instruction.
 
-In Gluon, Triton's language of layouts and barriers, which no interpreter runs.
+In Gluon, Triton's language of layouts and barriers, which no interpreter runs. Source of the division of
+labour: the warp-specialised main loops of CUTLASS 3.
 """
 
 from triton.experimental import gluon
@@ -19,9 +20,6 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma,
     warpgroup_mma_wait,
 )
-
-# The longest sum of fp8 products in a tensor core, which keeps fewer digits than float32.
-_LONGEST_SUM: gl.constexpr = gl.constexpr(128)
 
 
 @gluon.jit
@@ -108,11 +106,8 @@ def _multiply(
         stage = index % STAGES
         mbarrier.wait(full.index(stage), (index // STAGES) & 1)
         a, b = left.index(stage), right.index(stage).permute([1, 0])
-        if a.dtype.primitive_bitwidth == 8:
-            acc = warpgroup_mma(a, b, acc, max_num_imprecise_acc=_LONGEST_SUM)
-        else:
-            acc = warpgroup_mma(a, b, acc, is_async=True)
-            acc = warpgroup_mma_wait(num_outstanding=0, deps=(acc,))
+        acc = warpgroup_mma(a, b, acc, is_async=True)
+        acc = warpgroup_mma_wait(num_outstanding=0, deps=(acc,))
         mbarrier.arrive(free.index(stage), count=1)
     return (acc,)
 
@@ -121,15 +116,11 @@ def _multiply(
 def specialised_linear_kernel(
     x_desc,  # [M, K], tiles of [BLOCK_M, BLOCK_K]
     weight_desc,  # [N, K], tiles of [BLOCK_N, BLOCK_K]
-    x_scale_ptr,  # of codes float32, one for each row by its stride, which may be 0
-    weight_scale_ptr,
     bias_ptr,
     out_ptr,
     num_rows,  # at most BLOCK_M
     num_columns,
     depth,
-    x_scale_row,
-    weight_scale_row,
     out_stride,
     out_last,
     bias_stride,
@@ -143,7 +134,7 @@ def specialised_linear_kernel(
     num_warps: gl.constexpr,
 ):
     dtype: gl.constexpr = weight_desc.dtype
-    NUM_BYTES: gl.constexpr = (BLOCK_N + BLOCK_M) * BLOCK_K * dtype.primitive_bitwidth // 8
+    NUM_BYTES: gl.constexpr = (BLOCK_N + BLOCK_M) * BLOCK_K * 2
     weight_stages = gl.allocate_shared_memory(dtype, [STAGES, BLOCK_N, BLOCK_K], weight_desc.layout)
     x_stages = gl.allocate_shared_memory(dtype, [STAGES, BLOCK_M, BLOCK_K], x_desc.layout)
     full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
@@ -159,7 +150,7 @@ def specialised_linear_kernel(
     layout: gl.constexpr = gl.NVMMADistributedLayout(
         version=[3, 0],
         warps_per_cta=[num_warps, 1],
-        instr_shape=[16, NUM_RIGHT, 256 // dtype.primitive_bitwidth],
+        instr_shape=[16, NUM_RIGHT, 16],
     )
     ring = (x_stages, weight_stages, full, free)
     sums = gl.warp_specialize(
@@ -178,11 +169,6 @@ def specialised_linear_kernel(
     m = gl.arange(0, BLOCK_M, gl.SliceLayout(1 - M_AXIS, layout)).to(gl.int64)
     n = first_n.to(gl.int64) + gl.arange(0, BLOCK_N, gl.SliceLayout(M_AXIS, layout))
     m_inside, n_inside = m < num_rows, n < num_columns
-    if dtype.primitive_bitwidth == 8:
-        x_scale = gl.load(x_scale_ptr + m * x_scale_row, mask=m_inside, other=0.0)
-        weight_scale = gl.load(weight_scale_ptr + n * weight_scale_row, mask=n_inside, other=0.0)
-        acc *= gl.expand_dims(x_scale, 1 - M_AXIS)
-        acc *= gl.expand_dims(weight_scale, M_AXIS)
     if HAS_BIAS:
         bias = gl.load(bias_ptr + n * bias_stride, mask=n_inside, other=0.0).to(gl.float32)
         acc += gl.expand_dims(bias, M_AXIS)

@@ -11,6 +11,7 @@ from syncline.model_ops_rocm.checks import require_contiguous
 from syncline.model_ops_rocm.layouts import RowMajor, Shuffle16x16, WeightLayout
 from syncline.model_ops_rocm.triton.configs.base import ANY_WIDTH
 from syncline.model_ops_rocm.triton.configs.linear import (
+    DEEP,
     FEWER_THAN_LIBRARY,
     Sizes,
     invariant_bucket,
@@ -167,9 +168,8 @@ def _feed(
 ) -> bool:
     """Whether a warp of its own feeds this product, which then is launched."""
     sizes = Sizes(product.num_rows, product.num_columns, weight.shape[1])
-    kind = kind_for_specialised(LAUNCHER.arch, "", sizes)
-    is_half = x_TK.dtype != torch.float32
-    if kind is None or not is_half or not linear_specialised.takes(x_TK, x, weight):
+    kind = kind_for_specialised(LAUNCHER.arch, x_TK.dtype, sizes)
+    if kind is None or not linear_specialised.takes(x_TK, x, weight):
         return False
     if workspace is not None:
         product.parts(workspace)  # refused if it is too small, whichever kernel is chosen
@@ -190,7 +190,7 @@ def _configuration(dtype: torch.dtype, sizes: Sizes, *, is_invariant: bool) -> C
 def _is_for_library(product: Product, x: Matrix, weight: torch.Tensor) -> bool:
     key = product.chosen[0]
     most = FEWER_THAN_LIBRARY.get((key.arch, key.dtype), product.num_rows)
-    if product.num_rows <= most or LAUNCHER.is_compiling or IS_INTERPRETED:
+    if product.num_rows <= most or key.kind == DEEP or LAUNCHER.is_compiling or IS_INTERPRETED:
         return False
     written = matrix_of(LINEAR, "out", product.out)
     return library.reads(x, written, matrix_of(LINEAR, "weight", weight))

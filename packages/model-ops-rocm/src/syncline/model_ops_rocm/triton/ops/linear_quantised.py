@@ -5,7 +5,7 @@ it knows their scales; elsewhere codes of x are refused, and floating point meet
 """
 
 from collections.abc import Sequence as SequenceABC
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final, NoReturn
 
 import torch
@@ -25,17 +25,12 @@ from syncline.model_ops_rocm.layouts import RowMajor, WeightLayout
 from syncline.model_ops_rocm.quant.scheme import CodeType
 from syncline.model_ops_rocm.triton.configs import CONFIGS, key_for
 from syncline.model_ops_rocm.triton.configs import linear as tables
-from syncline.model_ops_rocm.triton.geometry import Matrix, matrix_of
+from syncline.model_ops_rocm.triton.geometry import matrix_of
 from syncline.model_ops_rocm.triton.kernels.linear_decoded import decoded_linear_kernel
 from syncline.model_ops_rocm.triton.kernels.linear_mx import mx_linear_kernel
 from syncline.model_ops_rocm.triton.kernels.linear_quantised import codes_linear_kernel
-from syncline.model_ops_rocm.triton.launch import (
-    IS_INTERPRETED,
-    LAUNCHER,
-    Chosen,
-    require_reachable,
-)
-from syncline.model_ops_rocm.triton.ops import linear_specialised, linear_vector_codes
+from syncline.model_ops_rocm.triton.launch import IS_INTERPRETED, LAUNCHER, require_reachable
+from syncline.model_ops_rocm.triton.ops import linear_vector_codes
 from syncline.model_ops_rocm.triton.ops.linear import LAYOUTS
 from syncline.model_ops_rocm.triton.ops.linear_operand import CODE_NUMBERS, Operand
 from syncline.model_ops_rocm.triton.ops.products import (
@@ -247,17 +242,6 @@ def _codes(call: _Call, x: Operand) -> None:
     arch = product.chosen[0].arch
     if product.is_empty:
         return
-    if call.workspace is not None:
-        product.parts(call.workspace)  # refused if it is too small, whichever kernel is chosen
-    special = _specialised(call, x)
-    if special is not None:
-        linear_specialised.multiply(
-            *(replace(product, chosen=special), x.readable(arch), _rows_of_x(x)),
-            weight.readable(arch),
-            scales=(x, weight),
-        )
-        if not LAUNCHER.is_preparing:
-            return
     parts = product.parts(call.workspace)
     LAUNCHER.launch(
         codes_linear_kernel,
@@ -294,25 +278,6 @@ def _is_for_vector(call: _Call, x: Operand) -> bool:
     is_row = may_be_one_row(x.codes.shape[0])
     sizes = call.num_columns, call.depth
     return is_row and is_plain and linear_vector_codes.takes(call.weight, *sizes)
-
-
-def _rows_of_x(x: Operand) -> Matrix:
-    num_rows, depth = x.codes.shape
-    return Matrix(num_rows, depth, 1)
-
-
-def _specialised(call: _Call, x: Operand) -> Chosen | None:
-    """The configuration, if a warp of its own feeds this product."""
-    weight = call.weight
-    is_plain = call.layout == RowMajor() and not call.is_invariant
-    has_plain_scales = not (x.is_e8m0 or weight.is_e8m0 or x.scale_depth or weight.scale_depth)
-    if not (is_plain and has_plain_scales) or weight.codes.shape[1] != call.depth:
-        return None
-    sizes = tables.Sizes(x.codes.shape[0], call.num_columns, call.depth)
-    kind = tables.kind_for_specialised(LAUNCHER.arch, tables.CODES, sizes)
-    if kind is None or not linear_specialised.takes(x.codes, _rows_of_x(x), weight.codes):
-        return None
-    return LAUNCHER.config(LINEAR_QUANTISED, weight.codes.dtype, sizes.num_rows, kind)
 
 
 def _mx(call: _Call, x: Operand) -> None:

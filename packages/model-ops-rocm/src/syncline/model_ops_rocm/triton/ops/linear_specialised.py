@@ -14,7 +14,6 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from syncline.model_ops_rocm.triton.geometry import Matrix
 from syncline.model_ops_rocm.triton.kernels.linear_specialised import specialised_linear_kernel
 from syncline.model_ops_rocm.triton.launch import IS_INTERPRETED, LAUNCHER, overlaps
-from syncline.model_ops_rocm.triton.ops.linear_operand import Operand
 from syncline.model_ops_rocm.triton.ops.products import Product
 
 _RUN_BYTES: Final = 16
@@ -31,41 +30,22 @@ def takes(x_TK: torch.Tensor, x: Matrix, weight: torch.Tensor) -> bool:
     return _is_readable(x_TK, x) and _is_readable(weight, of_weight)
 
 
-def multiply(
-    product: Product,
-    x_TK: torch.Tensor,
-    x: Matrix,
-    weight: torch.Tensor,
-    *,
-    scales: tuple[Operand, Operand] | None = None,
-) -> None:
-    """out = x @ weight^T + bias; of codes times the scales of x and of the weight, float32."""
-    chosen, depth = product.chosen, weight.shape[1]
+def multiply(product: Product, x_TK: torch.Tensor, x: Matrix, weight: torch.Tensor) -> None:
+    """out = x @ weight^T + bias."""
+    chosen, (num_columns, depth) = product.chosen, weight.shape
     constants = chosen[1].constants
-    of_x = of_weight = None
-    strides = (0, 0)
-    if scales is not None:
-        of_x, of_weight = (side.scale for side in scales)
-        strides = (scales[0].scale_row, scales[1].scale_row)
-    num_columns = product.num_columns
+    of_weight = Matrix(num_columns, weight.stride(0), 1)
     LAUNCHER.launch(
         specialised_linear_kernel,
         product.grid,
         chosen,
         (
             _descriptor(x_TK, x, depth, constants["BLOCK_M"], constants["BLOCK_K"]),
-            _descriptor(
-                weight,
-                Matrix(num_columns, weight.stride(0), 1),
-                *(depth, constants["BLOCK_N"], constants["BLOCK_K"]),
-            ),
-            *(of_x, of_weight, product.bias_or_out, product.out),
-            *(product.num_rows, num_columns, depth, *strides, *product.strides),
+            _descriptor(weight, of_weight, depth, constants["BLOCK_N"], constants["BLOCK_K"]),
+            *(product.bias_or_out, product.out, product.num_rows, num_columns, depth),
+            *product.strides,
         ),
-        {
-            "HAS_BIAS": product.adds_bias,
-            "OVERLAP": overlaps(chosen[1]),
-        },
+        {"HAS_BIAS": product.adds_bias, "OVERLAP": overlaps(chosen[1])},
     )
 
 
