@@ -27,6 +27,8 @@ from syncline.model_ops_rocm.triton import BACKEND as TRITON
 
 InstallAiter = Callable[..., FakeAiter]
 
+KEPT_BYTES = 2**30  # of the card, by each worker
+
 
 @pytest.fixture(autouse=True)
 def empty_memory_is_nan(request: pytest.FixtureRequest) -> Iterator[None]:
@@ -42,6 +44,14 @@ def empty_memory_is_nan(request: pytest.FixtureRequest) -> Iterator[None]:
     torch.use_deterministic_algorithms(True)
     yield
     torch.use_deterministic_algorithms(before)
+
+
+@pytest.fixture(autouse=True)
+def memory_is_given_back(request: pytest.FixtureRequest) -> Iterator[None]:
+    """What a GPU test took, PyTorch keeps: beyond a little, other workers of the card miss it."""
+    yield
+    if request.node.get_closest_marker("gpu") and torch.cuda.memory_reserved() > KEPT_BYTES:
+        torch.cuda.empty_cache()
 
 
 @pytest.fixture(scope="module")

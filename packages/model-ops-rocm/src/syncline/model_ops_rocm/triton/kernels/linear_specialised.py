@@ -7,8 +7,8 @@ load, and the weight's first tiles, which depend on no kernel ahead, are asked f
 ended. Beyond the edges TMA gives zeros. With SWAP the weight is the left operand, so that a few
 rows of x are the narrow side of an instruction.
 
-In Gluon, Triton's language of layouts and barriers, which no interpreter runs. Source of the division of
-labour: the warp-specialised main loops of CUTLASS 3.
+In Gluon, Triton's language of layouts and barriers, which no interpreter runs. Source of the
+division of labour: the warp-specialised main loops of CUTLASS 3.
 """
 
 from triton.experimental import gluon
