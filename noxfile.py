@@ -192,7 +192,7 @@ def kernels(session: nox.Session) -> None:
             _pip(session, python, *PIP_INSTALL, "triton")
     python = _python(environment)
     session.run(python, "tools/compile_kernels.py", *session.posargs, external=True)
-    for kind, flag in (("refusals", "0"), ("interpreter", "1")):
+    for kind, flag in (("refusals", "0"), ("choices", "0"), ("interpreter", "1")):
         found = map(str, sorted((package / "tests").glob(f"test_triton_{kind}*.py")))
         environ = TEST_ENV | {"TRITON_INTERPRET": flag}
         session.run(python, "-m", "pytest", "-q", *SIDE_BY_SIDE, *found, env=environ, external=True)

@@ -11,6 +11,8 @@ from typing import Any, Final, Protocol  # Any: what Triton passes and returns
 
 import torch
 from triton import knobs
+from triton.experimental.gluon.language import NVMMASharedLayout
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from triton.runtime import driver
 
 from syncline.model_ops_rocm.arch import gfx_name
@@ -155,6 +157,20 @@ LAUNCHER: Final = Launcher()
 def overlaps(config: LaunchConfig) -> bool:
     """Whether a launch starts while the kernel before it ends: its kernel must wait by itself."""
     return bool(config.launch_pdl) and not IS_INTERPRETED
+
+
+def tiled(
+    tensor: torch.Tensor, shape: tuple[int, int], stride: int, tile: tuple[int, int]
+) -> TensorDescriptor:
+    """The rows at `tensor` as sm_90's tensor memory accelerator reads them, in tiles.
+
+    They are `stride` apart and, as the tensor, begin at multiples of 16 bytes; a tile's rows are
+    multiples of 128 bytes, and lie in shared memory as matrix instructions read them fastest.
+    """
+    layout = NVMMASharedLayout(
+        swizzle_byte_width=128, element_bitwidth=8 * tensor.itemsize, rank=len(shape)
+    )
+    return TensorDescriptor(tensor, list(shape), [stride, 1], list(tile), layout)
 
 
 def require_reachable(op: str, **tensors: torch.Tensor | None) -> None:

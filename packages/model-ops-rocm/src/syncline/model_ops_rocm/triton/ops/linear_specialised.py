@@ -8,16 +8,13 @@ addresses that are multiples of 16 bytes; products of others stay with `kernels.
 from typing import Final
 
 import torch
-from triton.experimental.gluon.language import NVMMASharedLayout
-from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from syncline.model_ops_rocm.triton.geometry import Matrix
 from syncline.model_ops_rocm.triton.kernels.linear_specialised import specialised_linear_kernel
-from syncline.model_ops_rocm.triton.launch import IS_INTERPRETED, LAUNCHER, overlaps
+from syncline.model_ops_rocm.triton.launch import IS_INTERPRETED, LAUNCHER, overlaps, tiled
 from syncline.model_ops_rocm.triton.ops.products import Product
 
 _RUN_BYTES: Final = 16
-_SWIZZLE_BYTES: Final = 128
 
 
 def takes(x_TK: torch.Tensor, x: Matrix, weight: torch.Tensor) -> bool:
@@ -40,8 +37,8 @@ def multiply(product: Product, x_TK: torch.Tensor, x: Matrix, weight: torch.Tens
         product.grid,
         chosen,
         (
-            _descriptor(x_TK, x, depth, constants["BLOCK_M"], constants["BLOCK_K"]),
-            _descriptor(weight, of_weight, depth, constants["BLOCK_N"], constants["BLOCK_K"]),
+            _tiles(x_TK, x, depth, constants["BLOCK_M"], constants["BLOCK_K"]),
+            _tiles(weight, of_weight, depth, constants["BLOCK_N"], constants["BLOCK_K"]),
             *(product.bias_or_out, product.out, product.num_rows, num_columns, depth),
             *product.strides,
         ),
@@ -58,15 +55,10 @@ def _is_readable(tensor: torch.Tensor, rows: Matrix) -> bool:
     )
 
 
-def _descriptor(
-    tensor: torch.Tensor, rows: Matrix, depth: int, block_rows: int, block_k: int
-) -> TensorDescriptor:
-    """Of [rows, depth], read in tiles of [block_rows, block_k]."""
+def _tiles(tensor: torch.Tensor, rows: Matrix, depth: int, block_rows: int, block_k: int) -> object:
+    """[rows, depth] in tiles of [block_rows, block_k]."""
+    stride = rows.stride
     if LAUNCHER.is_preparing:
         # What is compiled depends on the type and the tile alone.
-        tensor, rows = tensor.new_empty(0, device="meta"), Matrix(rows.num_rows, depth, 1)
-    layout = NVMMASharedLayout(
-        swizzle_byte_width=_SWIZZLE_BYTES, element_bitwidth=8 * tensor.itemsize, rank=2
-    )
-    shape, tile = [rows.num_rows, depth], [block_rows, block_k]
-    return TensorDescriptor(tensor, shape, [rows.stride, 1], tile, layout)
+        tensor, stride = tensor.new_empty(0, device="meta"), depth
+    return tiled(tensor, (rows.num_rows, depth), stride, (block_rows, block_k))
