@@ -34,6 +34,7 @@ from syncline.model_ops_rocm.testing.parity import (
     Case,
     Maker,
     assert_parity,
+    recorded,
     results_of,
 )
 from syncline.model_ops_rocm.testing.stored import encode_whole
@@ -298,11 +299,7 @@ def test_one_row_of_codes_is_read_after_the_kernel_that_writes_it(is_blocked: bo
             row = row / 32
         return row
 
-    chain()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        captured = chain()
+    graph, captured = recorded(chain)
     for _ in range(20):
         x.normal_()
         graph.replay()

@@ -10,6 +10,7 @@ import torch
 
 from syncline.model_ops_rocm import Quantised, RowMajor, detect_arch, prepare, select
 from syncline.model_ops_rocm.quant import CodeType, Granularity
+from syncline.model_ops_rocm.testing.parity import recorded
 from syncline.model_ops_rocm.triton import sealed
 
 pytestmark = pytest.mark.gpu
@@ -120,11 +121,7 @@ def test_steps_that_share_their_memory_in_a_graph_do_not_meet(
             weights, ids = route(one, TOP_K, out=routed)
             op(**part | {"weights_TK": weights, "ids_TK": ids}, out=out, workspace=workspace)
 
-    step()
-    graph = torch.cuda.CUDAGraph()
-    torch.cuda.synchronize()
-    with torch.cuda.graph(graph):
-        step()
+    graph, _ = recorded(step)
     for _ in range(5):
         for out in outs:
             out.fill_(float("nan"))

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from syncline.model_ops_rocm import RowMajor, detect_arch, prepare, select
+from syncline.model_ops_rocm.testing.parity import recorded
 from syncline.model_ops_rocm.triton import sealed
 
 pytestmark = [
@@ -108,11 +109,7 @@ def test_a_recorded_product_reads_what_its_operands_hold_then(
     x = torch.randn(num_rows, shape[1], device="cuda").bfloat16()
     out = torch.empty(num_rows, shape[0], dtype=torch.bfloat16, device="cuda")
     assert_is_fed(lambda: linear(x, weight, layout=RowMajor(), out=out))
-    linear(x, weight, layout=RowMajor(), out=out)
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        linear(x, weight, layout=RowMajor(), out=out)
+    graph, _ = recorded(lambda: linear(x, weight, layout=RowMajor(), out=out))
     for _ in range(3):
         x.normal_()
         weight.normal_()
@@ -134,11 +131,7 @@ def test_each_product_is_read_after_the_kernel_that_writes_it(num_rows: int) -> 
             x = linear(x, weights[index % 3], layout=RowMajor(), out=out)
         return x
 
-    chain()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        captured = chain()
+    graph, captured = recorded(chain)
     for _ in range(20):
         first.normal_()
         graph.replay()

@@ -6,11 +6,12 @@ looks at the whole buffers, so that a write beside a tensor is seen. Knows no ba
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, is_dataclass
-from typing import Final
+from typing import Final, TypeVar
 
 import torch
 
 Arguments = dict[str, object]
+Result = TypeVar("Result")
 # Arguments that an op computes, so that a tolerance holds for them.
 RESULTS: Final = ("out", "lse_TN")
 
@@ -144,3 +145,13 @@ def results_of(value: object) -> tuple[torch.Tensor, ...]:
 def buffers_of(value: object) -> tuple[torch.Tensor, ...]:
     """The whole buffers that an argument's tensors are views of."""
     return tuple(one if one._base is None else one._base for one in results_of(value))
+
+
+def recorded(call: Callable[[], Result]) -> tuple[torch.cuda.CUDAGraph, Result]:
+    """A CUDA graph of the call, which has run once before, and what it returned."""
+    call()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        result = call()
+    return graph, result
