@@ -32,7 +32,8 @@ def test_kinds_of_weights_have_rows_of_their_own_on_nvidia_and_for_few_rows() ->
         return kind_for_numbers(arch, dtype, Sizes(*sizes))
 
     assert kind(16, 4_096, 4_096) == "quarters"
-    assert kind(16, 4_097, 4_096) == kind(16, 8_192, 4_096) == "halves"
+    assert kind(16, 4_097, 4_096) == kind(16, 6_143, 4_096) == "halves"
+    assert kind(16, 6_144, 4_096) == kind(16, 8_192, 4_096) == "lone"
     assert kind(17, 8_192, 4_096) == kind(16, 8_193, 4_096) == ""
     assert kind(17, 4_096, 8_192) == kind(64, 2_049, 12_288) == "deep"
     assert kind(64, 2_048, 12_288) == ""

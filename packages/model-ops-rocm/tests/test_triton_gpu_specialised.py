@@ -36,6 +36,15 @@ def assert_is_fed(call: Callable[[], object]) -> None:
     assert [one.binary.metadata.name for one in compiled] == ["specialised_linear_kernel"]
 
 
+def assert_is_product(
+    got: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
+) -> None:
+    exact = x.double() @ weight.double().T
+    if bias is not None:
+        exact += bias.double()
+    assert (got.double() - exact).norm() < 2.5e-3 * exact.norm()
+
+
 def poisoned(rows: int, columns: int, dtype: torch.dtype) -> torch.Tensor:
     """Random, inside of a larger matrix that is NaN elsewhere."""
     whole = torch.full((rows + 3, columns + 24), float("nan"), dtype=dtype, device="cuda")
@@ -57,10 +66,9 @@ def test_few_rows_agree_with_a_product_in_float64(
     out = target[:, : shape[0]]
     linear = linear_of(dtype)
     assert_is_fed(lambda: linear(x, weight, bias, layout=RowMajor(), out=out))
-    exact = x.double() @ weight.double().T + bias.double()
     for _ in range(3):
         linear(x, weight, bias, layout=RowMajor(), out=out)
-        assert (out.double() - exact).norm() < 2.5e-3 * exact.norm()
+        assert_is_product(out, x, weight, bias)
         assert torch.equal(linear(x, weight, bias, layout=RowMajor()), out)
     assert (target[:, shape[0] :] == 7.0).all()
 
@@ -75,8 +83,7 @@ def test_results_and_rows_may_be_of_any_shape_that_a_stride_walks() -> None:
     out = target[..., ::2]
     assert_is_fed(lambda: linear(x, weight, bias, layout=RowMajor(), out=out))
     linear(x, weight, bias, layout=RowMajor(), out=out)
-    exact = x.double() @ weight.double().T + bias.double()
-    assert (out.double() - exact).norm() < 2.5e-3 * exact.norm()
+    assert_is_product(out, x, weight, bias)
     assert not target[..., 1::2].any()
 
 
@@ -93,9 +100,7 @@ def test_rows_that_the_accelerator_cannot_read_are_multiplied_otherwise(
     uneven = torch.randn(num_rows, shape[1] + 1, dtype=torch.bfloat16, device="cuda")[:, :-1]
     one_for_all = torch.randn(1, shape[1], dtype=torch.bfloat16, device="cuda").expand(num_rows, -1)
     for x in (wide[:, 1:-7], backwards, uneven, one_for_all):
-        exact = x.double() @ weight.double().T
-        got = linear(x, weight, layout=RowMajor())
-        assert (got.double() - exact).norm() < 2.5e-3 * exact.norm()
+        assert_is_product(linear(x, weight, layout=RowMajor()), x, weight)
 
 
 @pytest.mark.parametrize("num_rows", [5, 64])
@@ -158,6 +163,4 @@ def test_what_is_prepared_serves_fewer_rows_wherever_they_lie(num_rows: int) -> 
     fewest = 1 if num_rows == 16 else 17
     with sealed():
         for rows in (x[:, :depth], x[: fewest + 2, 8:], x[:fewest, :depth]):
-            exact = rows.double() @ weight.double().T
-            got = linear(rows, weight, layout=RowMajor())
-            assert (got.double() - exact).norm() < 2.5e-3 * exact.norm()
+            assert_is_product(linear(rows, weight, layout=RowMajor()), rows, weight)

@@ -167,9 +167,7 @@ def tiled(
     They are `stride` apart and, as the tensor, begin at multiples of 16 bytes; a tile's rows are
     multiples of 128 bytes, and lie in shared memory as matrix instructions read them fastest.
     """
-    layout = NVMMASharedLayout(
-        swizzle_byte_width=128, element_bitwidth=8 * tensor.itemsize, rank=len(shape)
-    )
+    layout = NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=8 * tensor.itemsize)
     return TensorDescriptor(tensor, list(shape), [stride, 1], list(tile), layout)
 
 

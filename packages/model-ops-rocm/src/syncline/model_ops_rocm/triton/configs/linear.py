@@ -44,27 +44,27 @@ FEWER_THAN_LIBRARY: Final[Mapping[tuple[str, torch.dtype], int]] = MappingProxyT
 _AMD: Final = ("gfx942", "gfx950")
 # What is added to a kind for weights that a plain row does not serve well. INVARIANT: few rows, in
 # an order of sums that the widest bucket has too. NARROW: fewer tiles than processors share them.
-# QUARTERS and HALVES: parts of so few tiles. DEEP: few tiles of so much K that more rows than
-# FEWER_THAN_LIBRARY stay. SQUARE: not much more K. SMALL and SHALLOW: so few bytes that a launch
-# weighs more, and of those the ones of little K.
+# QUARTERS and HALVES: parts of so few tiles; LONE: tiles for nearly every processor, whole. DEEP:
+# few tiles of so much K that more rows than FEWER_THAN_LIBRARY stay. SQUARE: not much more K.
+# SMALL and SHALLOW: so few bytes that a launch weighs more, and of those the ones of little K.
 INVARIANT: Final = "invariant"
 NARROW: Final = "narrow"
 QUARTERS: Final = "quarters"
 HALVES: Final = "halves"
+LONE: Final = "lone"
 DEEP: Final = "deep"
 SQUARE: Final = "square"
 SMALL: Final = "small"
 SHALLOW: Final = "shallow"
 # One row of x and a weight of so few rows that all of it is asked for at once. LOW: up to 2,048.
 LOW: Final = "low"
-# Few rows of x, fed by a warp of their own; `kind_for_specialised` says which weights. LONE: those
-# of them that have tiles for nearly every processor.
+# Few rows of x, fed by a warp of their own; `kind_for_specialised` says which weights.
 SPECIALISED: Final = "specialised"
-LONE: Final = "lone"
 _FEW_ROWS: Final = 16
 _MORE_ROWS: Final = 64
 _INVARIANT_ROWS: Final = {"": 512, CODES: 512, CODES_OF_BLOCKS: 64}
 _QUARTERED_COLUMNS: Final = 4_096
+_HALVED_COLUMNS: Final = 6_143
 _FEW_COLUMNS: Final = 8_192
 _SOME_ROWS: Final = 256
 _SMALL_WEIGHT: Final = 12 * 2**20
@@ -99,6 +99,8 @@ def kind_for_numbers(arch: str, dtype: torch.dtype, sizes: Sizes) -> str:
         return SMALL if sizes.depth >= _MUCH_K else SHALLOW
     if sizes.num_columns > _FEW_COLUMNS:
         return ""
+    if sizes.num_columns > _HALVED_COLUMNS:
+        return LONE
     return HALVES if sizes.num_columns > _QUARTERED_COLUMNS else QUARTERS
 
 
@@ -242,6 +244,7 @@ _HALF: Final[Mapping[str, Buckets]] = {
     INVARIANT: {64: _few((64, 64, 64), 4, 5), 512: _many((64, 128, 64), 4, 4)},
     QUARTERS: {16: _merged(_few((16, 64, 128), 4, 3, splits=4, head=256, overlap=(256, 4)))},
     HALVES: {16: _few((16, 64, 128), 4, 4, splits=2, overlap=(0, 4))},
+    LONE: {16: _few((16, 64, 128), 4, 5, overlap=(0, 4))},
     DEEP: {64: _few((64, 64, 128), 4, 5, splits=2, overlap=(256, 7))},
     SMALL: {16: _few((16, 32, 128), 4, 4, splits=2, overlap=(0, 7))},
     SHALLOW: {16: _few((16, 32, 128), 4, 4, overlap=(0, 7))},

@@ -174,16 +174,10 @@ def places_in_tile(
     dims = tl.arange(0, SHAPE[2])
     k = along(dims, KEYS[5], KEYS[6], KEYS[7])
     v = along(dims, VALUES[5], VALUES[6], VALUES[7])
-    if APART > 1 and _is_straight(SHAPE, KEYS, VALUES, BLOCK_N):
+    if (APART > 1) & (SHAPE[0] % BLOCK_N == 0) & (KEYS[2] == 1) & (VALUES[2] == 1):
         k = tl.expand_dims(offsets * KEYS[3], -1) + k
         v = tl.expand_dims(offsets * VALUES[3], -1) + v
     return offsets, k, v
-
-
-@triton.constexpr_function
-def _is_straight(SHAPE, KEYS, VALUES, BLOCK_N):
-    """Whether a tile lies in one block, and the place of its tokens grows evenly."""
-    return SHAPE[0] % BLOCK_N == 0 and KEYS[2] == 1 and VALUES[2] == 1
 
 
 @triton.jit
@@ -240,7 +234,7 @@ def walk(  # noqa: PLR0915 - one loop
         else:
             block = tl.reshape(block, offsets.shape)
             slots = tokens % BLOCK_SIZE
-        if len(acc.shape) == 3 and _is_straight(SHAPE, KEYS, VALUES, BLOCK_N):
+        if len(k_in_tile.shape) == len(acc.shape):
             k_at = cache[0] + (block * KEYS[0] + start % BLOCK_SIZE * KEYS[3])
             v_at = cache[1] + (block * VALUES[0] + start % BLOCK_SIZE * VALUES[3])
         else:

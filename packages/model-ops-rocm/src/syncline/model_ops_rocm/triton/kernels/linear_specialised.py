@@ -20,25 +20,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma,
     warpgroup_mma_wait,
 )
-
-
-@gluon.jit
-def _await_kernel_before():
-    gl.inline_asm_elementwise(
-        "griddepcontrol.wait; mov.u32 $0, 0;", "=r", [], dtype=gl.int32, is_pure=False, pack=1
-    )
-
-
-@gluon.jit
-def _release_kernel_after():
-    gl.inline_asm_elementwise(
-        "griddepcontrol.launch_dependents; mov.u32 $0, 0;",
-        "=r",
-        [],
-        dtype=gl.int32,
-        is_pure=False,
-        pack=1,
-    )
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 
 @gluon.jit
@@ -63,7 +45,7 @@ def _feed(
                 weight_desc, [first_n, k], full.index(index), weight_stages.index(index)
             )
     if OVERLAP:
-        _await_kernel_before()
+        gdc_wait()
     for index in gl.static_range(STAGES):
         if index < count:
             k = index * BLOCK_K
@@ -95,8 +77,8 @@ def _multiply(
     """The sums of all tiles, float32 [NUM_LEFT, NUM_RIGHT]."""
     x_stages, weight_stages, full, free = ring
     if OVERLAP:
-        _release_kernel_after()
-        _await_kernel_before()
+        gdc_launch_dependents()
+        gdc_wait()
     if SWAP:
         left, right = weight_stages, x_stages
     else:
