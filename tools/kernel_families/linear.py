@@ -26,10 +26,10 @@ from syncline.model_ops_rocm.triton.configs.linear import (
     QUARTERS,
     SHALLOW,
     SMALL,
-    SPECIALISED,
     SQUARE,
     VECTOR,
 )
+from syncline.model_ops_rocm.triton.configs.linear_specialised import SPECIALISED
 
 # Rows and K of the weight that the rows of a kind are for.
 _SHAPES: Final = {
@@ -139,7 +139,7 @@ def _multiplied(key: ConfigKey) -> str:
 
 
 def _is_of_codes(key: ConfigKey) -> bool:
-    return _multiplied(key).startswith(CODES) or key.kind == MX
+    return _multiplied(key).startswith((CODES, SPECIALISED)) or key.kind == MX
 
 
 def _recipe(granularity: Granularity, code: CodeType) -> Quantised:

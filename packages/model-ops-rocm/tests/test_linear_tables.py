@@ -14,9 +14,9 @@ from syncline.model_ops_rocm.triton.configs.linear import (
     invariant_bucket,
     kind_for_codes,
     kind_for_numbers,
-    kind_for_specialised,
     kind_for_vector,
 )
+from syncline.model_ops_rocm.triton.configs.linear_specialised import kind_for_specialised
 from syncline.model_ops_rocm.triton.geometry import matrix_of
 from syncline.model_ops_rocm.triton.ops import library
 
@@ -48,23 +48,41 @@ def test_kinds_of_weights_have_rows_of_their_own_on_nvidia_and_for_few_rows() ->
     assert kind_for_codes("gfx950", CODES, Sizes(1, 16, 4_096)) == CODES
 
 
-def test_a_warp_of_its_own_feeds_few_rows_by_as_many_tiles_as_were_measured() -> None:
+def test_warps_of_their_own_feed_few_rows_by_as_many_tiles_as_were_measured() -> None:
+    codes = torch.float8_e4m3fn
+
     def kind(*sizes: int, arch: str = "sm_90", dtype: torch.dtype = torch.bfloat16) -> str | None:
         return kind_for_specialised(arch, dtype, Sizes(*sizes))
 
-    assert kind(1, 3_777, 4_096) == kind(64, 4_096, 50_000) == "specialised"
+    assert kind(1, 3_777, 4_096) == kind(32, 4_096, 50_000) == "specialised"
+    assert kind(1, 3_777, 8_192, dtype=codes) == kind(64, 4_096, 8_192, dtype=codes)
+    assert kind(64, 4_096, 8_192, dtype=codes) == "specialised"
     assert kind(1, 6_081, 4_096) == kind(64, 8_192, 4_096) == "specialised-lone"
-    for num_rows in (17, 32, 63, 65):
-        assert kind(num_rows, 4_096, 4_096) is None
+    for num_rows in (33, 63, 65):
+        assert kind(num_rows, 4_096, 4_096) is kind(num_rows, 4_096, 8_192, dtype=codes) is None
     for num_columns in (3_776, 4_097, 6_080):
         assert kind(16, num_columns, 4_096) is None
     assert kind(16, 8_193, 4_096) is kind(16, 4_096, 4_095) is None
+    assert kind(16, 8_192, 8_192, dtype=codes) is kind(16, 4_096, 8_191, dtype=codes) is None
     assert kind(16, 4_096, 12_288, arch="gfx942") is None
-    assert kind(16, 4_096, 12_288, dtype=torch.float32) is None
-    for num_rows in (1, 16, 64):
-        for found in ("specialised", "specialised-lone"):
-            for dtype in (torch.bfloat16, torch.float16):
-                assert key_for("linear", "sm_90", dtype, num_rows, found).up_to >= num_rows
+    for dtype in (torch.float32, torch.float8_e4m3fnuz, torch.float4_e2m1fn_x2):
+        assert kind(16, 4_096, 12_288, dtype=dtype) is None
+
+
+def test_a_fed_product_finds_a_row_that_its_rings_and_shared_memory_hold() -> None:
+    fed = {key: row for key, row in ROWS.items() if key.kind.startswith("specialised")}
+    assert {key.dtype for key in fed} == {torch.bfloat16, torch.float16, torch.float8_e4m3fn}
+    for key, row in fed.items():
+        sizes = row.constants
+        assert sizes["BLOCK_M"] == key.up_to
+        assert 0 < sizes["AHEAD"] <= sizes["STAGES"]
+        # Both rings are filled before anything is multiplied, of the least K that is fed.
+        least = 8_192 // key.dtype.itemsize
+        assert max(sizes["STAGES"], sizes["X_STAGES"]) * sizes["BLOCK_K"] <= least
+        rows = sizes["STAGES"] * sizes["BLOCK_N"] + sizes["X_STAGES"] * sizes["BLOCK_M"]
+        assert rows * sizes["BLOCK_K"] * key.dtype.itemsize <= 224 * 1_024
+        if key.dtype.itemsize == 1:
+            assert sizes["BLOCK_K"] == 4 * 128
 
 
 def test_every_product_finds_a_row() -> None:

@@ -20,6 +20,7 @@ from syncline.model_ops_rocm.triton.configs import (
     elementwise,
     fused,
     linear,
+    linear_specialised,
     logits,
     moe,
     storing,
@@ -27,7 +28,17 @@ from syncline.model_ops_rocm.triton.configs import (
 from syncline.model_ops_rocm.triton.configs.base import ConfigKey
 from syncline.model_ops_rocm.triton.targets import LaunchConfig
 
-_FAMILIES: Final = (attention, decoding, elementwise, fused, storing, linear, moe, logits)
+_FAMILIES: Final = (
+    attention,
+    decoding,
+    elementwise,
+    fused,
+    storing,
+    linear,
+    linear_specialised,
+    moe,
+    logits,
+)
 CONFIGS: Final[Mapping[ConfigKey, LaunchConfig]] = MappingProxyType(
     dict(chain.from_iterable(family.table() for family in _FAMILIES))
 )

@@ -37,7 +37,7 @@ VECTOR: Final = "vector"
 NARROW_VECTOR_ROWS: Final = 1_024  # of the weight, at most, are NARROW
 # (arch, dtype) -> the most rows of x that Triton multiplies with a row-major weight as fast as the
 # vendor's library, which takes all beyond: cuBLAS, on an H200. Batch-invariant calls stay, and so
-# does what `kind_for_specialised` names.
+# do the products of `configs.linear_specialised`.
 FEWER_THAN_LIBRARY: Final[Mapping[tuple[str, torch.dtype], int]] = MappingProxyType(
     {("sm_90", dtype): 16 for dtype in HALF_DTYPES}
 )
@@ -58,8 +58,6 @@ SMALL: Final = "small"
 SHALLOW: Final = "shallow"
 # One row of x and a weight of so few rows that all of it is asked for at once. LOW: up to 2,048.
 LOW: Final = "low"
-# Few rows of x, fed by a warp of their own; `kind_for_specialised` says which weights.
-SPECIALISED: Final = "specialised"
 _FEW_ROWS: Final = 16
 _MORE_ROWS: Final = 64
 _INVARIANT_ROWS: Final = {"": 512, CODES: 512, CODES_OF_BLOCKS: 64}
@@ -70,9 +68,6 @@ _SOME_ROWS: Final = 256
 _SMALL_WEIGHT: Final = 12 * 2**20
 _MUCH_K: Final = 2_048
 _DEEP_K: Final = 8_192
-_SPECIALISED_COLUMNS: Final = 64
-_FEW_TILES: Final = range(60, 65)
-_LONE_TILES: Final = range(96, 129)
 
 
 class Sizes(NamedTuple):
@@ -102,23 +97,6 @@ def kind_for_numbers(arch: str, dtype: torch.dtype, sizes: Sizes) -> str:
     if sizes.num_columns > _HALVED_COLUMNS:
         return LONE
     return HALVES if sizes.num_columns > _QUARTERED_COLUMNS else QUARTERS
-
-
-def kind_for_specialised(arch: str, dtype: torch.dtype, sizes: Sizes) -> str | None:
-    """The kind of `linear`'s rows for a product that a warp of its own feeds, if this is one.
-
-    Where programs are few, each reads as fast as its multiprocessor can, and the other
-    multiprocessors are free for the next kernel's; so many of them were measured.
-    """
-    tiles = -(-sizes.num_columns // _SPECIALISED_COLUMNS)
-    is_few, is_lone = tiles in _FEW_TILES, tiles in _LONE_TILES
-    if arch in _AMD or dtype == torch.float32 or not (is_few or is_lone):
-        return None
-    # Rows past the edge of a tile cost more than to read them would: of 64, all.
-    is_measured = sizes.num_rows <= _FEW_ROWS or sizes.num_rows == _MORE_ROWS
-    if not is_measured or sizes.depth < 2 * _MUCH_K:
-        return None
-    return SPECIALISED if is_few else f"{SPECIALISED}-{LONE}"
 
 
 def kind_for_codes(arch: str, kind: str, sizes: Sizes) -> str:
@@ -219,17 +197,6 @@ def _blocks(block: tuple[int, int, int]) -> dict[str, int]:
     return dict(zip(("BLOCK_M", "BLOCK_N", "BLOCK_K"), block, strict=True))
 
 
-def _specialised(block: tuple[int, int, int], num_stages: int, *, swap: int = 1) -> LaunchConfig:
-    """For rows of x that one tile holds; `num_stages` tiles of K are under way."""
-    return LaunchConfig(
-        num_warps=4,
-        fuses_multiply_add=True,
-        maxnreg=128,
-        launch_pdl=True,
-        constants={**_blocks(block), "STAGES": num_stages, "SWAP": swap},
-    )
-
-
 _HALF: Final[Mapping[str, Buckets]] = {
     "amd": {
         16: _few((16, 64, 128), 4, 2),
@@ -248,14 +215,6 @@ _HALF: Final[Mapping[str, Buckets]] = {
     DEEP: {64: _few((64, 64, 128), 4, 5, splits=2, overlap=(256, 7))},
     SMALL: {16: _few((16, 32, 128), 4, 4, splits=2, overlap=(0, 7))},
     SHALLOW: {16: _few((16, 32, 128), 4, 4, overlap=(0, 7))},
-    SPECIALISED: {
-        16: _specialised((16, 64, 256), 5),
-        64: _specialised((64, 32, 256), 4, swap=0),
-    },
-    f"{SPECIALISED}-{LONE}": {
-        16: _specialised((16, 64, 128), 10),
-        64: _specialised((64, 64, 128), 6, swap=0),
-    },
 }
 
 

@@ -1,7 +1,6 @@
 """Linear of unquantised weights by Triton."""
 
 from collections.abc import Sequence as SequenceABC
-from dataclasses import replace
 from typing import Final
 
 import torch
@@ -16,7 +15,6 @@ from syncline.model_ops_rocm.triton.configs.linear import (
     Sizes,
     invariant_bucket,
     kind_for_numbers,
-    kind_for_specialised,
 )
 from syncline.model_ops_rocm.triton.geometry import Matrix, matrix_of
 from syncline.model_ops_rocm.triton.kernels.linear import linear_kernel
@@ -27,6 +25,7 @@ from syncline.model_ops_rocm.triton.launch import (
     require_reachable,
 )
 from syncline.model_ops_rocm.triton.ops import library, linear_specialised, linear_vector
+from syncline.model_ops_rocm.triton.ops.linear_specialised import Side
 from syncline.model_ops_rocm.triton.ops.products import (
     Product,
     chunk_of,
@@ -109,7 +108,7 @@ class TritonLinear:
         if product.is_empty:
             return out
         if layout != _SHUFFLED and not batch_invariant:
-            is_done = _feed(product, x_TK, x, weight, workspace)
+            is_done = _is_fed(product, x_TK, x, weight, workspace)
             if is_done and not LAUNCHER.is_preparing:
                 return out
         if layout != _SHUFFLED and not batch_invariant and _is_for_library(product, x, weight):
@@ -159,23 +158,22 @@ def _is_for_vector(
     return may_be_one_row(x.num_rows) and is_plain and linear_vector.takes(x_TK, weight)
 
 
-def _feed(
+def _is_fed(
     product: Product,
     x_TK: torch.Tensor,
     x: Matrix,
     weight: torch.Tensor,
     workspace: torch.Tensor | None,
 ) -> bool:
-    """Whether a warp of its own feeds this product, which then is launched."""
-    sizes = Sizes(product.num_rows, product.num_columns, weight.shape[1])
-    kind = kind_for_specialised(LAUNCHER.arch, x_TK.dtype, sizes)
-    if kind is None or not linear_specialised.takes(x_TK, x, weight):
-        return False
+    """Whether warps of their own feed this product, which then has been launched."""
     if workspace is not None:
         product.parts(workspace)  # refused if it is too small, whichever kernel is chosen
-    chosen = LAUNCHER.config(LINEAR, x_TK.dtype, product.num_rows, kind)
-    linear_specialised.multiply(replace(product, chosen=chosen), x_TK, x, weight)
-    return True
+    depth = weight.shape[1]
+    return linear_specialised.feed(
+        product,
+        Side(tensor=x_TK, rows=x, depth=depth),
+        Side(tensor=weight, rows=matrix_of(LINEAR, "weight", weight), depth=depth),
+    )
 
 
 def _configuration(dtype: torch.dtype, sizes: Sizes, *, is_invariant: bool) -> Chosen:

@@ -30,9 +30,10 @@ from syncline.model_ops_rocm.triton.kernels.linear_decoded import decoded_linear
 from syncline.model_ops_rocm.triton.kernels.linear_mx import mx_linear_kernel
 from syncline.model_ops_rocm.triton.kernels.linear_quantised import codes_linear_kernel
 from syncline.model_ops_rocm.triton.launch import IS_INTERPRETED, LAUNCHER, require_reachable
-from syncline.model_ops_rocm.triton.ops import linear_vector_codes
+from syncline.model_ops_rocm.triton.ops import linear_specialised, linear_vector_codes
 from syncline.model_ops_rocm.triton.ops.linear import LAYOUTS
 from syncline.model_ops_rocm.triton.ops.linear_operand import CODE_NUMBERS, Operand
+from syncline.model_ops_rocm.triton.ops.linear_specialised import Side
 from syncline.model_ops_rocm.triton.ops.products import (
     Product,
     chunk_of,
@@ -243,6 +244,8 @@ def _codes(call: _Call, x: Operand) -> None:
     if product.is_empty:
         return
     parts = product.parts(call.workspace)
+    if not of_blocks and _is_fed(call, product, x) and not LAUNCHER.is_preparing:
+        return
     LAUNCHER.launch(
         codes_linear_kernel,
         product.grid,
@@ -278,6 +281,24 @@ def _is_for_vector(call: _Call, x: Operand) -> bool:
     is_row = may_be_one_row(x.codes.shape[0])
     sizes = call.num_columns, call.depth
     return is_row and is_plain and linear_vector_codes.takes(call.weight, *sizes)
+
+
+def _is_fed(call: _Call, product: Product, x: Operand) -> bool:
+    """Whether warps of their own feed this product, which then has been launched."""
+    weight = call.weight
+    if call.layout != RowMajor() or call.is_invariant or x.is_e8m0 or weight.is_e8m0:
+        return False
+    return linear_specialised.feed(product, _side(x, call.depth), _side(weight, call.depth))
+
+
+def _side(operand: Operand, depth: int) -> Side:
+    return Side(
+        tensor=operand.codes,
+        rows=matrix_of(LINEAR_QUANTISED, "codes", operand.codes),
+        depth=depth,
+        scale=operand.scale,
+        scale_row=operand.scale_row,
+    )
 
 
 def _mx(call: _Call, x: Operand) -> None:

@@ -1,64 +1,102 @@
-"""Linear of few rows by a warp that feeds and four that multiply, where the tables have it: sm_90.
+"""Linear of few rows by warps that feed and warps that multiply, where the tables have it: sm_90.
 
 The tensor memory accelerator reads both operands by descriptors, which are made anew for each call
 and lie in the launch itself, so that a recorded one replays them. It needs rows that lie close, at
-addresses that are multiples of 16 bytes; products of others stay with `kernels.linear`.
+addresses that are multiples of 16 bytes; products of others stay with the kernels that load.
 """
 
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from typing import Final
 
 import torch
 
+from syncline.model_ops_rocm.triton.configs.linear import Sizes
+from syncline.model_ops_rocm.triton.configs.linear_specialised import ROWS, kind_for_specialised
 from syncline.model_ops_rocm.triton.geometry import Matrix
-from syncline.model_ops_rocm.triton.kernels.linear_specialised import specialised_linear_kernel
-from syncline.model_ops_rocm.triton.launch import IS_INTERPRETED, LAUNCHER, overlaps, tiled
+from syncline.model_ops_rocm.triton.kernels.linear_specialised import (
+    SUM_DEPTH,
+    specialised_linear_kernel,
+)
+from syncline.model_ops_rocm.triton.launch import IS_INTERPRETED, LAUNCHER, tiled
 from syncline.model_ops_rocm.triton.ops.products import Product
 
 _RUN_BYTES: Final = 16
+# The rows that one prepared number of them stands for begin after these.
+_FEWEST: Final = ROWS[0]
 
 
-def takes(x_TK: torch.Tensor, x: Matrix, weight: torch.Tensor) -> bool:
-    """Whether the accelerator can read both; what is prepared stands for any that it can."""
-    if IS_INTERPRETED:
-        return False
-    if LAUNCHER.is_preparing:
-        return weight.shape[1] * weight.itemsize % _RUN_BYTES == 0
-    of_weight = Matrix(weight.shape[0], weight.stride(0), weight.stride(1))
-    return _is_readable(x_TK, x) and _is_readable(weight, of_weight)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Side:
+    """One operand: `rows` of `depth` elements at `tensor`; of codes the scales of rows."""
+
+    tensor: torch.Tensor
+    rows: Matrix
+    depth: int
+    scale: torch.Tensor | None = None  # float32
+    scale_row: int = 0  # 0 where one serves all
+
+    @property
+    def is_readable(self) -> bool:
+        """Whether the accelerator can; what is prepared stands for any that it can read."""
+        size, stride = self.tensor.itemsize, self.rows.stride
+        if LAUNCHER.is_preparing:
+            return self.depth * size % _RUN_BYTES == 0
+        return (
+            self.rows.last_stride == 1
+            and stride >= self.depth
+            and stride * size % _RUN_BYTES == 0
+            and self.tensor.data_ptr() % _RUN_BYTES == 0
+        )
+
+    def tiles(self, block_rows: int, block_k: int) -> object:
+        """Of [block_rows, block_k]; of codes so wide that a sum of them is not too long."""
+        tensor, stride = self.tensor, self.rows.stride
+        if self.scale is not None:
+            block_k = min(block_k, SUM_DEPTH.value)
+        if LAUNCHER.is_preparing:
+            # What is compiled depends on the type and the tile alone.
+            tensor, stride = tensor.new_empty(0, device="meta"), self.depth
+        return tiled(tensor, (self.rows.num_rows, self.depth), stride, (block_rows, block_k))
 
 
-def multiply(product: Product, x_TK: torch.Tensor, x: Matrix, weight: torch.Tensor) -> None:
-    """out = x @ weight^T + bias."""
-    chosen, (num_columns, depth) = product.chosen, weight.shape
-    constants = chosen[1].constants
-    of_weight = Matrix(num_columns, weight.stride(0), 1)
+def feed(product: Product, x: Side, weight: Side) -> bool:
+    """Whether out = x @ weight^T + bias is multiplied so, which it then has been."""
+    is_fed = False
+    if IS_INTERPRETED or not (x.is_readable and weight.is_readable):
+        return is_fed
+    for num_rows in _rows(product.num_rows):
+        sizes = Sizes(num_rows, product.num_columns, weight.depth)
+        kind = kind_for_specialised(LAUNCHER.arch, weight.tensor.dtype, sizes)
+        if kind is not None:
+            chosen = LAUNCHER.config(product.op, weight.tensor.dtype, num_rows, kind)
+            _launch(replace(product, chosen=chosen), x, weight)
+            is_fed = True
+    return is_fed
+
+
+def _rows(num_rows: int) -> Iterator[int]:
+    """How many are multiplied; of a call that is prepared, of each bucket that it stands for."""
+    yield num_rows
+    if LAUNCHER.is_preparing and _FEWEST < num_rows <= ROWS[-1]:
+        yield from (rows for rows in ROWS if _FEWEST < rows < num_rows)
+
+
+def _launch(product: Product, x: Side, weight: Side) -> None:
+    constants = product.chosen[1].constants
+    nothing = product.out
     LAUNCHER.launch(
         specialised_linear_kernel,
         product.grid,
-        chosen,
+        product.chosen,
         (
-            _tiles(x_TK, x, depth, constants["BLOCK_M"], constants["BLOCK_K"]),
-            _tiles(weight, of_weight, depth, constants["BLOCK_N"], constants["BLOCK_K"]),
-            *(product.bias_or_out, product.out, product.num_rows, num_columns, depth),
-            *product.strides,
+            x.tiles(constants["BLOCK_M"], constants["BLOCK_K"]),
+            weight.tiles(constants["BLOCK_N"], constants["BLOCK_K"]),
+            nothing if x.scale is None else x.scale,
+            nothing if weight.scale is None else weight.scale,
+            *(product.bias_or_out, product.out),
+            *(product.num_rows, product.num_columns, weight.depth),
+            *(x.scale_row, weight.scale_row, *product.strides),
         ),
-        {"HAS_BIAS": product.adds_bias, "OVERLAP": overlaps(chosen[1])},
+        {"HAS_BIAS": product.adds_bias},
     )
-
-
-def _is_readable(tensor: torch.Tensor, rows: Matrix) -> bool:
-    return (
-        rows.last_stride == 1
-        and rows.stride >= tensor.shape[-1]
-        and rows.stride * tensor.itemsize % _RUN_BYTES == 0
-        and tensor.data_ptr() % _RUN_BYTES == 0
-    )
-
-
-def _tiles(tensor: torch.Tensor, rows: Matrix, depth: int, block_rows: int, block_k: int) -> object:
-    """[rows, depth] in tiles of [block_rows, block_k]."""
-    stride = rows.stride
-    if LAUNCHER.is_preparing:
-        # What is compiled depends on the type and the tile alone.
-        tensor, stride = tensor.new_empty(0, device="meta"), depth
-    return tiled(tensor, (rows.num_rows, depth), stride, (block_rows, block_k))
