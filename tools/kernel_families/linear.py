@@ -9,7 +9,7 @@ from kernel_families.base import Arguments, Calls, Rules, empty, operands_of_dty
 from syncline.model_ops_rocm import Quantised, RowMajor, Shuffle16x16, StorageFormat
 from syncline.model_ops_rocm.quant import CodeType, E8m0Mode, Granularity, ScaleType
 from syncline.model_ops_rocm.triton.configs import CONFIGS
-from syncline.model_ops_rocm.triton.configs.base import ConfigKey
+from syncline.model_ops_rocm.triton.configs.base import ANY_WIDTH, ConfigKey
 from syncline.model_ops_rocm.triton.configs.linear import (
     CODES,
     CODES_OF_BLOCKS,
@@ -29,6 +29,7 @@ from syncline.model_ops_rocm.triton.configs.linear import (
     SQUARE,
     VECTOR,
 )
+from syncline.model_ops_rocm.triton.configs.linear_many import MANY, TILE_ROWS, WIDE
 from syncline.model_ops_rocm.triton.configs.linear_specialised import SPECIALISED
 
 # Rows and K of the weight that the rows of a kind are for.
@@ -41,6 +42,11 @@ _SHAPES: Final = {
     SHALLOW: (4_096, 1_024),
     SPECIALISED: (4_096, 12_288),
     LONE: (6_144, 4_096),
+}
+_SHAPES_OF_MANY: Final = {
+    QUARTERS: (4_096, 12_288),
+    HALVES: (5_120, 12_288),
+    WIDE: (24_576, 4_096),
 }
 _SHAPE: Final = (12_288, 4_096)
 _ROWS_OF_VECTORS: Final = {NARROW: NARROW_VECTOR_ROWS, LOW: 2_048, SQUARE: 4_096}
@@ -57,6 +63,10 @@ def _tokens(key: ConfigKey, num_tokens: int) -> int:
     """As many of `num_tokens` as the row is for, or as few; of a row for whole tiles all."""
     if key.kind.startswith(SPECIALISED):
         return key.up_to
+    if key.kind.startswith(MANY):
+        # Weights for parts have others with more rows than a tile's.
+        most = key.up_to if key.up_to == ANY_WIDTH else TILE_ROWS
+        return min(max(num_tokens, TILE_ROWS // 2 + 1), most)
     narrower = [one.up_to for one in CONFIGS if one._replace(up_to=0) == key._replace(up_to=0)]
     below = max((up_to for up_to in narrower if up_to < key.up_to), default=0)
     return min(max(num_tokens, below + 1), key.up_to)
@@ -66,7 +76,8 @@ def _shape(key: ConfigKey) -> tuple[int, int]:
     ending = key.kind.rpartition("-")[2]
     if _is_of_a_row(key):
         return _ROWS_OF_VECTORS.get(ending, _SHAPE[0]), min(key.up_to, _SHAPE[0])
-    return _SHAPES.get(ending, _SHAPE)
+    shapes = _SHAPES_OF_MANY if key.kind.startswith(MANY) else _SHAPES
+    return shapes.get(ending, _SHAPE)
 
 
 def _is_of_a_row(key: ConfigKey) -> bool:
@@ -134,8 +145,8 @@ def _quantised(key: ConfigKey, num_tokens: int) -> Iterator[tuple[str, Arguments
 
 
 def _multiplied(key: ConfigKey) -> str:
-    """How x and the weight are: the kind, without that it is one row."""
-    return key.kind.removeprefix(f"{VECTOR}-")
+    """How x and the weight are: the kind, without that it is one row or that they are many."""
+    return key.kind.removeprefix(f"{VECTOR}-").removeprefix(f"{MANY}-")
 
 
 def _is_of_codes(key: ConfigKey) -> bool:
@@ -179,5 +190,8 @@ RULES: Final[Mapping[str, Rules]] = {
         operands=_operands,
         max_narrow_loads=34,
         max_narrow_stores=16,
+        # Scales of two groups of warps, two neighbours at once; and so are stored parts.
+        narrow_loads={"specialised_codes_kernel": 52},
+        narrow_stores={"specialised_codes_kernel": 64},
     ),
 }

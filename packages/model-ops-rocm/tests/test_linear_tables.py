@@ -16,6 +16,13 @@ from syncline.model_ops_rocm.triton.configs.linear import (
     kind_for_numbers,
     kind_for_vector,
 )
+from syncline.model_ops_rocm.triton.configs.linear_many import (
+    BOUNDS,
+    MANY,
+    PROGRAMS,
+    TILE_ROWS,
+    kind_for_many,
+)
 from syncline.model_ops_rocm.triton.configs.linear_specialised import kind_for_specialised
 from syncline.model_ops_rocm.triton.geometry import matrix_of
 from syncline.model_ops_rocm.triton.ops import library
@@ -85,6 +92,46 @@ def test_a_fed_product_finds_a_row_that_its_rings_and_shared_memory_hold() -> No
             assert sizes["BLOCK_K"] == 4 * 128
 
 
+def test_a_warp_of_its_own_feeds_many_rows_of_codes_where_tiles_fill_enough_processors() -> None:
+    def kind(*sizes: int, of: str = CODES, arch: str = "sm_90") -> str | None:
+        return kind_for_many(arch, of, Sizes(*sizes))
+
+    assert kind(65, 4_096, 4_096) == kind(128, 4_224, 12_288) == "many-codes-quarters"
+    assert kind(128, 4_225, 4_096) == kind(129, 4_096, 4_096) == "many-codes-halves"
+    assert kind(256, 4_224, 4_096) == kind(128, 8_448, 4_096) == "many-codes-halves"
+    assert kind(128, 8_449, 4_096) == kind(256, 4_225, 4_096) == "many-codes"
+    assert kind(257, 4_096, 4_096) == kind(100_000, 128, 1_024) == "many-codes"
+    assert kind(128, 8_448, 4_095) == "many-codes"
+    assert kind(128, 16_896, 4_096) == kind(128, 25_345, 4_096) == "many-codes"
+    assert kind(128, 16_897, 4_096) == kind(65, 25_344, 1_024) == "many-codes-wide"
+    assert kind(129, 24_576, 4_096) == "many-codes"
+    assert kind(128, 24_576, 4_096, of=CODES_OF_BLOCKS) == "many-codes-of-blocks"
+    assert kind(128, 4_096, 4_096, of=CODES_OF_BLOCKS) == "many-codes-of-blocks-quarters"
+    assert kind(64, 24_576, 4_096) is kind(4_096, 24_576, 1_023) is None
+    assert kind(128, 1_920, 4_096) is kind(256, 4_096, 4_096, arch="gfx950") is None
+    assert kind(128, 1_921, 4_096) == "many-codes-quarters"
+
+
+def test_many_rows_of_codes_have_parts_that_fill_all_stages_and_one_round_of_programs() -> None:
+    for num_rows in (65, 128, 129, 256, 257, 4_096):
+        for columns in (1_921, 4_224, 4_225, 8_448, 8_449, 16_897, 25_344, 25_345):
+            for depth in (1_024, 4_095, 4_096, 12_288):
+                for kind in (CODES, CODES_OF_BLOCKS):
+                    found = kind_for_many("sm_90", kind, Sizes(num_rows, columns, depth))
+                    if found is None:
+                        continue
+                    dtype = torch.float8_e4m3fn
+                    key = key_for("linear_quantised", "sm_90", dtype, num_rows, found)
+                    row = CONFIGS[key].constants
+                    splits, tile = row["SPLITS"], row["COLUMNS"] * row["BLOCK_N"]
+                    assert -(-depth // (row["BLOCK_K"] * splits)) >= row["STAGES"]
+                    tiles = -(-num_rows // TILE_ROWS) * -(-columns // tile)
+                    assert splits == 1 or tiles * splits <= PROGRAMS
+                    assert kind == CODES or row["COLUMNS"] == 1
+                    assert key.up_to >= num_rows
+                    assert key.up_to > max(BOUNDS) or key.up_to in BOUNDS
+
+
 def test_every_product_finds_a_row() -> None:
     for num_rows in (1, 16, 17, 64, 65, 100_000):
         shapes = (1, 1), (8_192, 4_096), (8_193, 4_096), (4_096, 1_024), (4_096, 12_288)
@@ -142,7 +189,9 @@ def test_batch_invariant_calls_sum_in_one_way() -> None:
 def test_blocks_of_k_are_what_the_kernels_can_sum() -> None:
     for key, row in ROWS.items():
         block_k = row.constants["BLOCK_K"]
-        if key.kind.startswith(CODES):
+        if key.kind.startswith(MANY):
+            assert block_k % 128 == 0
+        elif key.kind.startswith(CODES):
             assert block_k % 128 == 0
             # Longer ones of a shuffled weight, which that kind has not, do not compile.
             assert block_k == 128 or key.kind == "codes-narrow"

@@ -30,7 +30,11 @@ from syncline.model_ops_rocm.triton.kernels.linear_decoded import decoded_linear
 from syncline.model_ops_rocm.triton.kernels.linear_mx import mx_linear_kernel
 from syncline.model_ops_rocm.triton.kernels.linear_quantised import codes_linear_kernel
 from syncline.model_ops_rocm.triton.launch import IS_INTERPRETED, LAUNCHER, require_reachable
-from syncline.model_ops_rocm.triton.ops import linear_specialised, linear_vector_codes
+from syncline.model_ops_rocm.triton.ops import (
+    linear_codes_specialised,
+    linear_specialised,
+    linear_vector_codes,
+)
 from syncline.model_ops_rocm.triton.ops.linear import LAYOUTS
 from syncline.model_ops_rocm.triton.ops.linear_operand import CODE_NUMBERS, Operand
 from syncline.model_ops_rocm.triton.ops.linear_specialised import Side
@@ -244,7 +248,7 @@ def _codes(call: _Call, x: Operand) -> None:
     if product.is_empty:
         return
     parts = product.parts(call.workspace)
-    if not of_blocks and _is_fed(call, product, x) and not LAUNCHER.is_preparing:
+    if _is_fed(call, product, x) and not LAUNCHER.is_preparing:
         return
     LAUNCHER.launch(
         codes_linear_kernel,
@@ -286,16 +290,24 @@ def _is_for_vector(call: _Call, x: Operand) -> bool:
 def _is_fed(call: _Call, product: Product, x: Operand) -> bool:
     """Whether warps of their own feed this product, which then has been launched."""
     weight = call.weight
-    if call.layout != RowMajor() or call.is_invariant or x.is_e8m0 or weight.is_e8m0:
+    if call.layout != RowMajor() or call.is_invariant:
         return False
-    return linear_specialised.feed(product, _side(x, call.depth), _side(weight, call.depth))
+    has_row_scales = not (x.scale_depth or weight.scale_depth or x.is_e8m0 or weight.is_e8m0)
+    is_fed = has_row_scales and linear_specialised.feed(
+        product, _side(x, call), _side(weight, call)
+    )
+    if is_fed and not LAUNCHER.is_preparing:
+        return True
+    # Prepared, it stands for as many rows as it has and for fewer.
+    is_many = linear_codes_specialised.feed(product, x, weight, call.depth, call.workspace)
+    return is_fed or is_many
 
 
-def _side(operand: Operand, depth: int) -> Side:
+def _side(operand: Operand, call: _Call) -> Side:
     return Side(
         tensor=operand.codes,
         rows=matrix_of(LINEAR_QUANTISED, "codes", operand.codes),
-        depth=depth,
+        depth=call.depth,
         scale=operand.scale,
         scale_row=operand.scale_row,
     )

@@ -76,7 +76,7 @@ def num_counters(op: str, weight: torch.Tensor, max_tokens: int) -> int:
     each = (
         _num_tiles(min(up_to, max_tokens), weight.shape[0], constants)
         for up_to, constants in _split_rows(op, weight)
-        if constants["MERGES"]
+        if constants.get("MERGES")
     )
     return max(each, default=0)
 
@@ -117,7 +117,7 @@ class Product:
     @property
     def merges(self) -> bool:
         """Whether the product's kernel adds the parts; else a second one does, if there are any."""
-        may_merge = self.splits > 1 and self.chosen[1].constants["MERGES"] == 1
+        may_merge = self.splits > 1 and self.chosen[1].constants.get("MERGES") == 1
         return may_merge and self.counters is not None
 
     @property
