@@ -40,7 +40,6 @@ _SHAPES: Final = {
     DEEP: (4_096, 12_288),
     SMALL: (2_048, 2_048),
     SHALLOW: (4_096, 1_024),
-    SPECIALISED: (4_096, 12_288),
     LONE: (6_144, 4_096),
 }
 _SHAPES_OF_MANY: Final = {
@@ -56,6 +55,7 @@ _CODES: Final = {
     torch.float4_e2m1fn_x2: CodeType.E2M1,
 }
 _FEW: Final = 16
+_LEAST_BYTES: Final = 8_192  # of a row of a weight that is fed to few rows
 _MOST_TILES: Final = 1_024
 
 
@@ -76,6 +76,8 @@ def _shape(key: ConfigKey) -> tuple[int, int]:
     ending = key.kind.rpartition("-")[2]
     if _is_of_a_row(key):
         return _ROWS_OF_VECTORS.get(ending, _SHAPE[0]), min(key.up_to, _SHAPE[0])
+    if key.kind == SPECIALISED:
+        return _SHAPES[DEEP][0], _LEAST_BYTES // key.dtype.itemsize
     shapes = _SHAPES_OF_MANY if key.kind.startswith(MANY) else _SHAPES
     return shapes.get(ending, _SHAPE)
 

@@ -61,7 +61,8 @@ def test_warps_of_their_own_feed_few_rows_by_as_many_tiles_as_were_measured() ->
     def kind(*sizes: int, arch: str = "sm_90", dtype: torch.dtype = torch.bfloat16) -> str | None:
         return kind_for_specialised(arch, dtype, Sizes(*sizes))
 
-    assert kind(1, 3_777, 4_096) == kind(32, 4_096, 50_000) == "specialised"
+    assert kind(1, 3_777, 4_096) == kind(32, 4_096, 8_191) == "specialised"
+    assert kind(1, 3_777, 8_192) == kind(64, 4_096, 50_000) == "specialised-deep"
     assert kind(1, 3_777, 8_192, dtype=codes) == kind(64, 4_096, 8_192, dtype=codes)
     assert kind(64, 4_096, 8_192, dtype=codes) == "specialised"
     assert kind(1, 6_081, 4_096) == kind(64, 8_192, 4_096) == "specialised-lone"

@@ -13,7 +13,7 @@ from typing import Final
 import torch
 
 from syncline.model_ops_rocm.triton.configs.base import HALF_DTYPES, Buckets, ConfigKey, Row
-from syncline.model_ops_rocm.triton.configs.linear import LONE, Sizes
+from syncline.model_ops_rocm.triton.configs.linear import DEEP, LONE, Sizes
 from syncline.model_ops_rocm.triton.targets import LaunchConfig
 
 SPECIALISED: Final = "specialised"
@@ -27,6 +27,7 @@ _TILE_COLUMNS: Final = 64
 _FEW_TILES: Final = range(60, 65)
 _LONE_TILES: Final = range(96, 129)
 _LEAST_BYTES: Final = 8_192  # of a row of the weight
+_DEEP_K: Final = 8_192
 
 
 def kind_for_specialised(arch: str, dtype: torch.dtype, sizes: Sizes) -> str | None:
@@ -39,10 +40,11 @@ def kind_for_specialised(arch: str, dtype: torch.dtype, sizes: Sizes) -> str | N
     is_measured = sizes.num_rows <= _SOME_ROWS or sizes.num_rows == ROWS[-1]
     if not is_measured or sizes.depth * dtype.itemsize < _LEAST_BYTES:
         return None
-    tiles = -(-sizes.num_columns // _TILE_COLUMNS)
+    tiles, is_of_codes = -(-sizes.num_columns // _TILE_COLUMNS), dtype == _CODES
     if tiles in _FEW_TILES:
-        return SPECIALISED
-    return f"{SPECIALISED}-{LONE}" if tiles in _LONE_TILES and dtype != _CODES else None
+        is_deep = sizes.depth >= _DEEP_K and not is_of_codes
+        return f"{SPECIALISED}-{DEEP}" if is_deep else SPECIALISED
+    return f"{SPECIALISED}-{LONE}" if tiles in _LONE_TILES and not is_of_codes else None
 
 
 def _specialised(
@@ -76,17 +78,24 @@ def _specialised(
     )
 
 
+_SOME_OF_FEW: Final[Buckets] = {
+    32: _specialised((32, 64, 256), (4, 4), ahead=2, release=2),
+    64: _specialised((64, 32, 256), (5, 4), ahead=3, release=5, swap=0),
+}
 _HALF: Final[Mapping[str, Buckets]] = MappingProxyType(
     {
         SPECIALISED: {
-            16: _specialised((16, 64, 256), (5, 5), ahead=3, release=3),
-            32: _specialised((32, 64, 256), (4, 4), ahead=2, release=2),
-            64: _specialised((64, 32, 256), (5, 4), ahead=3, release=5, swap=0),
+            16: _specialised((16, 64, 256), (5, 5), ahead=2, release=2),
+            **_SOME_OF_FEW,
+        },
+        f"{SPECIALISED}-{DEEP}": {
+            16: _specialised((16, 64, 256), (5, 5), ahead=4, release=3),
+            **_SOME_OF_FEW,
         },
         f"{SPECIALISED}-{LONE}": {
-            16: _specialised((16, 64, 128), (10, 10), ahead=4, release=6),
+            16: _specialised((16, 64, 128), (10, 10), ahead=3, release=6),
             32: _specialised((32, 64, 128), (8, 8), ahead=4, release=6),
-            64: _specialised((64, 64, 128), (8, 5), ahead=2, release=8),
+            64: _specialised((64, 64, 128), (8, 5), ahead=2, release=8, swap=0),
         },
     }
 )
@@ -94,9 +103,9 @@ _HALF: Final[Mapping[str, Buckets]] = MappingProxyType(
 _OF_CODES: Final[Mapping[str, Buckets]] = MappingProxyType(
     {
         SPECIALISED: {
-            16: _specialised((16, 64, 512), (5, 5), ahead=3, release=3),
-            32: _specialised((32, 64, 512), (4, 4), ahead=3, release=3),
-            64: _specialised((64, 32, 512), (5, 4), ahead=5, release=5, swap=0),
+            16: _specialised((16, 64, 512), (5, 5), ahead=2, release=3),
+            32: _specialised((32, 64, 512), (4, 4), ahead=2, release=3),
+            64: _specialised((64, 32, 512), (4, 4), ahead=2, release=5, swap=0),
         },
     }
 )
