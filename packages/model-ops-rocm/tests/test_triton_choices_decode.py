@@ -48,7 +48,7 @@ def test_parts_of_one_tile_are_short() -> None:
     assert kinds("sm_90", context=4_096, max_seq_len=512) == ["decode_short"]
     # Five tiles in four parts; two tiles for each of two parts.
     assert kinds("sm_90", context=320) == ["decode_split"]
-    assert kinds("sm_90", context=512, num_rows=8) == ["decode_split"]
+    assert kinds("sm_90", context=512, num_rows=5) == ["decode_split"]
     assert kinds("sm_90", context=256) == ["decode"]
     assert kinds("sm_90", context=512, head_dim=256) == ["decode_split"]
     assert kinds("gfx942", context=512) == ["decode_split"]
@@ -56,10 +56,14 @@ def test_parts_of_one_tile_are_short() -> None:
 
 @pytest.mark.skipif(IS_INTERPRETED, reason="the interpreter compiles nothing")
 def test_what_is_prepared_serves_any_number_of_rows_and_any_length() -> None:
-    every = {"decode", "decode_split", "decode_short"}
+    every = {"decode", "decode_split", "decode_short", "decode_few"}
     assert set(kinds("sm_90", context=4_096, num_rows=8, is_preparing=True)) == every
     assert set(kinds("sm_90", context=64, is_preparing=True)) == every
-    assert set(kinds("gfx942", context=4_096, is_preparing=True)) == every - {"decode_short"}
+    assert set(kinds("sm_90", context=4_096, head_dim=64, is_preparing=True)) == every - {
+        "decode_few"
+    }
+    of_amd = {"decode", "decode_split"}
+    assert set(kinds("gfx942", context=4_096, is_preparing=True)) == of_amd
 
 
 def test_short_parts_have_rows_where_it_is_said() -> None:

@@ -6,10 +6,11 @@ has one shape of tile and no fused roundings, so that the two loops of the kerne
 `decode_split`, as `decode`, for rows in parts, where there is too little to read to hide what a
 tile takes: APART lanes of warps walk it, and AHEAD tiles are asked for before the wait;
 `decode_short`, where it was measured, the same for parts of one tile, beside which nothing is
-loaded. With `_fp8`, for a cache of codes and queries of 16 bits, of either kind: what is multiplied
-is float16. BLOCK_N is tokens of KV, BLOCK_M query heads times tokens. The rows of sm_90 were chosen
-among a few each by their time on an H200, those of AMD by what the compiled code shows, without
-one.
+loaded; `decode_few`, where it was measured, few rows whose KV is asked for at once, PAGES of it to
+each of STAGES. With `_fp8`, for a cache of codes and queries of 16 bits, of either kind: what is
+multiplied is float16. BLOCK_N is tokens of KV, BLOCK_M query heads times tokens. The rows of sm_90
+were chosen among a few each by their time on an H200, those of AMD by what the compiled code shows,
+without one.
 """
 
 from collections.abc import Iterator, Mapping
@@ -33,6 +34,15 @@ MANY: Final = "many"
 MERGED_ELEMENTS: Final[Mapping[str, int]] = MappingProxyType({"": 256, MANY: 2_048})
 _MANY_ELEMENTS: Final = 2**19
 FEW_PARTS: Final = 4  # of MANY elements, at most
+
+FEW: Final = "decode_few"
+_FEW_UNITS: Final = range(32, 65)  # rows times heads of KV, as measured
+_SHORT: Final = range(257, 1_025)  # tokens of KV of the longest row
+
+
+def are_few(num_units: int, longest: int) -> bool:
+    """Whether decode rows of sm_90, each head of KV a unit, have a row of the kind FEW."""
+    return num_units in _FEW_UNITS and longest in _SHORT
 
 
 def kind_of_merge(num_parts: int, num_elements: int) -> str:
@@ -61,6 +71,16 @@ def _alone(num_warps: int, num_stages: int, block_n: int) -> LaunchConfig:
     return replace(config, constants={**config.constants, "AHEAD": 0, "APART": 1})
 
 
+def _at_once(num_pages: int, num_stages: int) -> LaunchConfig:
+    return LaunchConfig(
+        num_warps=4,
+        fuses_multiply_add=True,
+        maxnreg=128,
+        launch_pdl=True,
+        constants={"PAGES": num_pages, "STAGES": num_stages},
+    )
+
+
 def _unfused(config: LaunchConfig) -> LaunchConfig:
     return replace(config, fuses_multiply_add=False)
 
@@ -81,6 +101,7 @@ _SM_90: Final[Kinds] = {
         64: _overlapping(_tiles(4, 1, 64), ahead=1, apart=4),
         128: _overlapping(_tiles(8, 1, 64), ahead=1, apart=4),
     },
+    FEW: {128: _at_once(4, 3)},
     "prefill": {64: _tiles(4, 3, 64, 128), 128: _tiles(8, 3, 64, 128), 256: _tiles(8, 3, 32, 128)},
     "decode_fp8": {
         128: _overlapping(_tiles(4, 3, 64)),

@@ -1,6 +1,7 @@
 """Decode rows of paged attention by Triton: how they are cut, and their launch or two.
 
-Rows that would not fill the device are split along KV, as often as capture-time numbers alone say.
+Few short rows may have a kernel of their own, `attention_short`. Of the others, rows that would not
+fill the device are split along KV, as often as capture-time numbers alone say.
 Their parts lie in the workspace, and are merged by the program that comes last, if the caller gave
 counters, else by a second launch; the bits are the same.
 """
@@ -18,12 +19,14 @@ from syncline.model_ops_rocm.triton.geometry import power_of_two
 from syncline.model_ops_rocm.triton.kernels.attention_decode import decode_kernel
 from syncline.model_ops_rocm.triton.kv_places import places_of
 from syncline.model_ops_rocm.triton.launch import LAUNCHER, Chosen, overlaps
+from syncline.model_ops_rocm.triton.ops import attention_short
 from syncline.model_ops_rocm.triton.ops.attention_step import (
     MIN_BLOCK,
     Step,
     cache_pointers,
     chosen_for,
     constants_of,
+    longest_of,
 )
 from syncline.model_ops_rocm.triton.ops.merge import launch_merge
 
@@ -64,8 +67,7 @@ def units_of(
     packed = min(group, block_m)
     num_q_blocks = -(-meta.decode_query_len // (block_m // packed))
     num_units = num_rows * num_kv_heads * -(-group // packed) * num_q_blocks
-    longest = meta.block_tables.shape[1] * block_size
-    longest = min(longest, meta.max_seq_len or longest)
+    longest = longest_of(meta, block_size)
     wanted = min(WANTED_PROGRAMS[arch] // max(num_units, 1), -(-longest // _MIN_SPLIT_TOKENS))
     wanted = 1 if longest <= _MAX_WHOLE_TOKENS else wanted
     num_splits = 1 << max(min(wanted, _MAX_SPLITS).bit_length() - 1, 0)
@@ -91,6 +93,10 @@ def decode(step: Step, workspace: torch.Tensor | None, counters: torch.Tensor | 
     """The decode rows of the step, if it has any."""
     if step.meta.num_decode_rows == 0:
         return
+    if attention_short.takes(step):
+        attention_short.attend(step)
+        if not LAUNCHER.is_preparing:
+            return
     pool = step.cache.pool
     units = units_of(
         *(step.meta, step.meta.num_decode_rows, step.q.shape[1], pool.num_kv_heads),

@@ -45,6 +45,12 @@ class Step(NamedTuple):
         return self.q.shape[1] // self.cache.pool.num_kv_heads
 
 
+def longest_of(meta: AttentionMetadata, block_size: int) -> int:
+    """Tokens of KV that a row has at most."""
+    held = meta.block_tables.shape[1] * block_size
+    return min(held, meta.max_seq_len or held)
+
+
 def chosen_for(step: Step, kind: str) -> Chosen:
     dtype = step.q.dtype
     if step.cache.k.dtype in _CODES and dtype.itemsize == 2 and kind != "invariant":

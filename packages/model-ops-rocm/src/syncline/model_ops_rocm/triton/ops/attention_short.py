@@ -1,0 +1,106 @@
+"""Decode rows of paged attention that are few and short, where the tables have them: sm_90.
+
+Which rows these are depends on capture-time numbers alone. The tensor memory accelerator reads the
+cache by descriptors, which are made anew for each call and lie in the launch itself, so that a
+recorded one replays them. What it cannot read stays with `attention_decode`, as all other rows do.
+"""
+
+from typing import Final
+
+import torch
+
+from syncline.model_ops_rocm.kv.layout import KVOrder, KVScale
+from syncline.model_ops_rocm.kv.pool import KVPool
+from syncline.model_ops_rocm.triton.configs.attention import FEW, are_few
+from syncline.model_ops_rocm.triton.geometry import power_of_two
+from syncline.model_ops_rocm.triton.kernels.attention_short import short_decode_kernel
+from syncline.model_ops_rocm.triton.kv_places import places_of
+from syncline.model_ops_rocm.triton.launch import IS_INTERPRETED, LAUNCHER, overlaps, tiled
+from syncline.model_ops_rocm.triton.ops.attention_step import Step, chosen_for, longest_of
+
+_PAGE: Final = 64  # tokens that are read at once
+_HEAD_DIM: Final = 128
+_MIN_COLUMNS: Final = 8  # of an instruction
+_MAX_COLUMNS: Final = 16  # heads of a group, times the queries of a row
+_RUN_BYTES: Final = 16
+
+
+def takes(step: Step) -> bool:
+    """Whether the step's decode rows are few and short, and the accelerator can read the cache.
+
+    Where they are prepared: whether those of a call of no larger shapes may be.
+    """
+    if not _can_be_read(step):
+        return False
+    pool = step.cache.pool
+    num_units = step.meta.num_decode_rows * pool.num_kv_heads
+    longest = longest_of(step.meta, pool.layout.kernel_block_size)
+    return LAUNCHER.is_preparing or are_few(num_units, longest)
+
+
+def attend(step: Step) -> None:
+    """The decode rows of a step that this takes."""
+    pool, meta, lse, sinks = step.cache.pool, step.meta, step.options.lse_TN, step.options.sinks_N
+    chosen, places = chosen_for(step, FEW), places_of(pool).keys
+    LAUNCHER.launch(
+        short_decode_kernel,
+        (meta.num_decode_rows * pool.num_kv_heads,),
+        chosen,
+        (
+            *(step.q, _pages(step.cache.k, pool), _pages(step.cache.v, pool), step.out),
+            # What is not read may be anything.
+            *(step.q if lse is None else lse, step.q if sinks is None else sinks),
+            *(meta.seq_lens, meta.block_tables, step.options.scale),
+            *step.q.stride(),
+            *step.out.stride(),
+            *((0, 0) if lse is None else lse.stride()),
+            *meta.block_tables.stride(),
+            meta.block_tables.shape[1] * pool.layout.kernel_block_size,
+        ),
+        {
+            "NUM_KV_HEADS": pool.num_kv_heads,
+            "GROUP": step.group,
+            "Q_LEN": meta.decode_query_len,
+            "HAS_LSE": lse is not None,
+            "HAS_SINKS": sinks is not None,
+            "OVERLAP": overlaps(chosen[1]),
+            "WINDOW": step.options.window or 0,
+            "SHAPE": (pool.layout.kernel_block_size, pool.head_dim),
+            "PLACES": (places[0], places[1], places[3]),
+            "COLUMNS": max(power_of_two(_num_columns(step)), _MIN_COLUMNS),
+        },
+    )
+
+
+def _num_columns(step: Step) -> int:
+    return step.group * step.meta.decode_query_len
+
+
+def _can_be_read(step: Step) -> bool:
+    if IS_INTERPRETED or LAUNCHER.arch != "sm_90":
+        return False
+    pool, dtype = step.cache.pool, step.cache.k.dtype
+    return (
+        dtype in (torch.bfloat16, torch.float16)
+        and pool.layout.scale == KVScale.NONE
+        and pool.layout.order in (KVOrder.HND, KVOrder.NHD)
+        and pool.layout.kernel_block_size % _PAGE == 0
+        and pool.head_dim == _HEAD_DIM
+        and _num_columns(step) <= _MAX_COLUMNS
+        and (LAUNCHER.is_preparing or all(map(_is_readable, (step.cache.k, step.cache.v))))
+    )
+
+
+def _is_readable(cache: torch.Tensor) -> bool:
+    return cache.numel() > 0 and cache.data_ptr() % _RUN_BYTES == 0
+
+
+def _pages(cache: torch.Tensor, pool: KVPool) -> object:
+    """The cache as rows, of a head's slots or of a slot's heads, in tiles of a page of a head."""
+    num_heads = pool.num_kv_heads if pool.layout.order == KVOrder.NHD else 1
+    width = num_heads * pool.head_dim
+    num_rows = cache.numel() // width
+    if LAUNCHER.is_preparing:
+        # What is compiled depends on the type and the tile alone.
+        cache = cache.new_empty(0, device="meta")
+    return tiled(cache, (num_rows, width), width, (_PAGE, pool.head_dim))

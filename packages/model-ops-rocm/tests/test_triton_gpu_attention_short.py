@@ -1,0 +1,342 @@
+"""Few short decode rows, whose pages are all asked for at once, on a GPU with tensor memory copies.
+
+Mutants these tests kill: a page too many or too few at an edge; a value past the last token that is
+NaN; a place that is asked for again before it was read; a chunk that no warps attended to; a window
+that is a token off; queries or a table that are read before the kernel ahead has written them.
+"""
+
+from collections.abc import Callable
+from collections.abc import Sequence as SequenceABC
+from dataclasses import dataclass, replace
+from typing import cast
+
+import pytest
+import torch
+
+from syncline.model_ops_rocm import (
+    AttentionMetadata,
+    PagedAttention,
+    detect_arch,
+    prepare,
+    select,
+)
+from syncline.model_ops_rocm.kv import KVLayout, KVOrder
+from syncline.model_ops_rocm.testing import PagedKV, make_paged_kv
+from syncline.model_ops_rocm.testing.parity import recorded
+from syncline.model_ops_rocm.triton import sealed
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(
+        not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0),
+        reason="only sm_90 has rows whose pages are asked for at once",
+    ),
+]
+
+SCALE = 0.1
+NUM_HEADS = 32
+MAX_TOKENS = 1_024
+# Of the norm of a result: a rounding of the weights and one of the result.
+TOLERANCE = {torch.bfloat16: 4e-3, torch.float16: 5e-4}
+LENGTHS = [
+    *(length for page in range(64, MAX_TOKENS, 64) for length in (page - 1, page, page + 1)),
+    *(0, 1, 17, 300, MAX_TOKENS - 1, MAX_TOKENS),
+]
+# Rows, and heads of KV.
+SOME = ((8, 8), (8, 4), (5, 8), (16, 2))
+
+
+def attention_of(dtype: torch.dtype) -> PagedAttention:
+    return select("paged_attention", backend="triton", arch=detect_arch(), dtype=dtype)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Variant:
+    """What else a step may have."""
+
+    q_len: int = 1
+    window: int | None = None
+    has_sinks: bool = False
+    order: KVOrder = KVOrder.HND
+
+
+class Rows:
+    """Decode rows of a step, on the device, with what they are given and what they make."""
+
+    def __init__(
+        self,
+        kv: PagedKV,
+        variant: Variant,
+        num_heads: int = NUM_HEADS,
+        max_tokens: int = MAX_TOKENS,
+    ) -> None:
+        num_rows, q_len = len(kv.keys), variant.q_len
+        dtype, block_size = kv.k_cache.dtype, kv.k_cache.shape[2]
+        caches = [kv.k_cache.cuda(), kv.v_cache.cuda()]
+        if variant.order == KVOrder.NHD:
+            caches = [one.transpose(1, 2).contiguous() for one in caches]
+        self.kv, self.variant, self.k, self.v = kv, variant, *caches
+        self.layout = KVLayout(order=variant.order, dtype=dtype, kernel_block_size=block_size)
+        self.lengths = torch.tensor([len(keys) for keys in kv.keys], dtype=torch.int32).cuda()
+        self.meta = AttentionMetadata(
+            query_start_loc=torch.arange(num_rows + 1, dtype=torch.int32).cuda() * q_len,
+            seq_lens=self.lengths,
+            block_tables=kv.block_tables.cuda(),
+            num_decode_rows=num_rows,
+            decode_query_len=q_len,
+            max_query_len=q_len,
+            max_seq_len=max_tokens,
+        )
+        self.q = torch.randn(num_rows * q_len, num_heads, 128, dtype=dtype, device="cuda")
+        self.sinks = torch.randn(num_heads, device="cuda") if variant.has_sinks else None
+        self.lse = torch.full((num_rows * q_len, num_heads), 7.0, device="cuda")
+        self.target = torch.full((num_rows * q_len, num_heads, 136), 7.0, dtype=dtype).cuda()
+        self.out = self.target[..., :128]
+
+    def run(self) -> None:
+        attention_of(self.q.dtype)(
+            *(self.q, self.k, self.v, self.meta),
+            scale=SCALE,
+            layout=self.layout,
+            window=self.variant.window,
+            sinks_N=self.sinks,
+            out=self.out,
+            lse_TN=self.lse,
+        )
+
+    def assert_right(self) -> None:
+        """What was made agrees with float64, and nothing beside it was written."""
+        q_len, tolerance = self.variant.q_len, TOLERANCE[self.q.dtype]
+        for row in range(len(self.kv.keys)):
+            tokens = slice(row * q_len, (row + 1) * q_len)
+            got, got_lse = self.out[tokens].double(), self.lse[tokens].double()
+            if self.lengths[row] == 0:
+                assert not got.any() and (got_lse == float("-inf")).all()
+                continue
+            want, want_lse = self._exact(row, self.q[tokens])
+            assert (got - want).norm() < tolerance * want.norm(), row
+            assert torch.allclose(got_lse, want_lse, rtol=0.0, atol=1e-4), row
+        assert (self.target[..., 128:] == 7.0).all()
+
+    def _exact(self, row: int, q: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """(mean [n, N, D], lse [n, N]) of the row's queries."""
+        keys, values = (one[row].cuda().double() for one in (self.kv.keys, self.kv.values))
+        group = q.shape[1] // keys.shape[1]
+        keys, values = (one.repeat_interleave(group, 1) for one in (keys, values))
+        scores = torch.einsum("qnd,tnd->qnt", q.double(), keys) * SCALE
+        token = torch.arange(len(keys), device="cuda")
+        position = token[len(keys) - len(q) :, None]
+        is_hidden = token > position
+        if self.variant.window is not None:
+            is_hidden |= token <= position - self.variant.window
+        scores.masked_fill_(is_hidden[:, None], float("-inf"))
+        every = scores
+        if self.sinks is not None:
+            sinks = self.sinks.double()[None, :, None].expand(len(q), -1, 1)
+            every = torch.cat((scores, sinks), -1)
+        lse = torch.logsumexp(every, -1)
+        return torch.einsum("qnt,tnd->qnd", torch.exp(scores - lse[..., None]), values), lse
+
+
+def assert_is_short(call: Callable[[], object]) -> None:
+    """The call is the kernel of few short rows, and nothing else."""
+    from syncline.model_ops_rocm.triton.launch import LAUNCHER  # imports Triton
+
+    with LAUNCHER.compiling(is_preparing=False) as compiled:
+        call()
+    assert [one.binary.metadata.name for one in compiled] == ["short_decode_kernel"]
+
+
+def checked(rows: Rows) -> None:
+    assert_is_short(rows.run)
+    for _ in range(3):
+        rows.target[..., :128] = float("nan")
+        rows.run()
+        rows.assert_right()
+    once = rows.out.clone()
+    rows.run()
+    assert torch.equal(rows.out, once)
+
+
+def all_lengths(num_rows: int, q_len: int = 1) -> list[list[int]]:
+    """Every one of LENGTHS, `num_rows` at a time; with a token for each query."""
+    lengths = [max(length, q_len) if length else 0 for length in LENGTHS]
+    lengths += [MAX_TOKENS] * (-len(lengths) % num_rows)
+    return [lengths[start : start + num_rows] for start in range(0, len(lengths), num_rows)]
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize(("num_rows", "num_kv_heads"), SOME)
+def test_rows_around_the_edges_of_pages_agree_with_float64(
+    num_rows: int, num_kv_heads: int, dtype: torch.dtype
+) -> None:
+    torch.manual_seed(num_rows)
+    for lengths in all_lengths(num_rows):
+        checked(Rows(make_paged_kv(lengths, (num_kv_heads, 64, 128), dtype=dtype), Variant()))
+
+
+@pytest.mark.parametrize(("num_rows", "num_kv_heads"), [(8, 8), (8, 4)])
+@pytest.mark.parametrize(
+    "variant",
+    [
+        Variant(window=1),
+        Variant(window=100, has_sinks=True),
+        Variant(window=257),
+        Variant(has_sinks=True, order=KVOrder.NHD),
+        Variant(q_len=2, window=65),
+        Variant(q_len=2, has_sinks=True),
+        Variant(q_len=2, order=KVOrder.NHD, window=128),
+    ],
+    ids=str,
+)
+def test_windows_sinks_orders_and_several_queries(
+    variant: Variant, num_rows: int, num_kv_heads: int
+) -> None:
+    torch.manual_seed(0)
+    for lengths in all_lengths(num_rows, variant.q_len):
+        kv = make_paged_kv(lengths, (num_kv_heads, 64, 128), dtype=torch.bfloat16)
+        checked(Rows(kv, variant))
+
+
+@pytest.mark.parametrize("block_size", [128, 192, 256])
+@pytest.mark.parametrize("order", [KVOrder.HND, KVOrder.NHD])
+@pytest.mark.parametrize(("num_rows", "num_kv_heads"), [(8, 4), (7, 8)])
+def test_blocks_of_several_pages(
+    num_rows: int, num_kv_heads: int, order: KVOrder, block_size: int
+) -> None:
+    torch.manual_seed(0)
+    for lengths in all_lengths(num_rows):
+        kv = make_paged_kv(lengths, (num_kv_heads, block_size, 128), dtype=torch.bfloat16)
+        checked(Rows(kv, Variant(order=order)))
+
+
+@pytest.mark.parametrize(
+    ("num_heads", "num_kv_heads", "q_len"), [(8, 8, 1), (8, 8, 9), (24, 8, 5), (128, 8, 1)]
+)
+def test_groups_and_queries_up_to_sixteen_together(
+    num_heads: int, num_kv_heads: int, q_len: int
+) -> None:
+    torch.manual_seed(0)
+    kv = make_paged_kv([300, 1_000, 64, 0, 65, 129], (num_kv_heads, 64, 128), dtype=torch.float16)
+    checked(Rows(kv, Variant(q_len=q_len), num_heads))
+
+
+@pytest.mark.parametrize(("num_rows", "num_kv_heads"), [(8, 8), (4, 8)])
+def test_a_recorded_step_is_replayed_with_other_lengths_and_tables(
+    num_rows: int, num_kv_heads: int
+) -> None:
+    torch.manual_seed(0)
+    shape = (num_kv_heads, 64, 128)
+    first = make_paged_kv([MAX_TOKENS] * num_rows, shape, dtype=torch.bfloat16)
+    rows = Rows(first, Variant())
+    assert_is_short(rows.run)
+    graph, _ = recorded(rows.run)
+    for seed, lengths in enumerate(all_lengths(num_rows)):
+        rows.kv = make_paged_kv(lengths, shape, dtype=torch.bfloat16, seed=seed)
+        for cache, new in ((rows.k, rows.kv.k_cache), (rows.v, rows.kv.v_cache)):
+            cache[: len(new)] = new.cuda()
+        rows.meta.block_tables.fill_(-(2**20))
+        rows.meta.block_tables[:, : rows.kv.block_tables.shape[1]] = rows.kv.block_tables.cuda()
+        rows.lengths.copy_(torch.tensor(lengths, dtype=torch.int32))
+        rows.q.normal_()
+        rows.target[..., :128] = float("nan")
+        graph.replay()
+        rows.assert_right()
+
+
+@pytest.mark.parametrize(("num_rows", "num_kv_heads"), [(8, 8), (4, 8)])
+def test_queries_are_read_after_the_kernel_that_writes_them(
+    num_rows: int, num_kv_heads: int
+) -> None:
+    torch.manual_seed(0)
+    kv = make_paged_kv([500] * num_rows, (num_kv_heads, 64, 128), dtype=torch.bfloat16)
+    rows = Rows(kv, Variant())
+    results = [torch.empty_like(rows.q) for _ in range(12)]
+    first, attend = rows.q, attention_of(torch.bfloat16)
+
+    def chain(*, waits: bool = False) -> None:
+        q = first
+        for out in results:
+            attend(
+                *(q, rows.k, rows.v, rows.meta),
+                scale=1.0,
+                out=out,
+            )
+            q = out
+            if waits:
+                torch.cuda.synchronize()
+
+    graph, _ = recorded(chain)
+    for _ in range(20):
+        first.normal_()
+        graph.replay()
+        got = [one.clone() for one in results]
+        chain(waits=True)
+        assert all(map(torch.equal, got, results))
+
+
+def test_a_length_beyond_its_table_makes_nan_and_reads_nothing_beyond() -> None:
+    torch.manual_seed(0)
+    rows = Rows(make_paged_kv([64, 300, 64, 500], (8, 64, 128), dtype=torch.bfloat16), Variant())
+    rows.run()
+    right = rows.out.clone()
+    # Beyond the last row's entries lies what no block id is.
+    width = rows.meta.block_tables.shape[1]
+    wide = torch.full((5, width), 2**30, dtype=torch.int32, device="cuda")
+    wide[:4] = rows.meta.block_tables
+    wide[1], wide[3] = 0, 0
+    rows.lengths[1], rows.lengths[3] = 100_000, 64 * width + 1
+    rows.meta = replace(rows.meta, block_tables=wide[:4])
+    assert_is_short(rows.run)
+    rows.run()
+    assert torch.equal(rows.out[::2], right[::2])
+    assert rows.out[1::2].isnan().all()
+
+
+def test_a_pool_of_more_than_2_31_elements_is_read_at_its_end() -> None:
+    shape = (8, 64, 128)
+    num_blocks = 2**31 // (8 * 64 * 128) + 2
+    kv = make_paged_kv([300, 512, 64, 130], shape, dtype=torch.bfloat16)
+    rows = Rows(kv, Variant())
+    rows.run()
+    near, num_used = rows.out.clone(), len(kv.k_cache)
+    caches = torch.zeros((2, num_blocks, *shape), dtype=torch.bfloat16, device="cuda")
+    caches[0, -num_used:], caches[1, -num_used:] = rows.k, rows.v
+    rows.k, rows.v = caches[0], caches[1]
+    rows.meta.block_tables.add_(num_blocks - num_used)
+    assert_is_short(rows.run)
+    rows.run()
+    assert torch.equal(rows.out, near)
+
+
+@pytest.mark.parametrize("max_tokens", [384, MAX_TOKENS])
+def test_what_is_prepared_serves_fewer_rows_and_shorter_ones(max_tokens: int) -> None:
+    torch.manual_seed(0)
+
+    def call(num_rows: int, width: int, device: str) -> dict[str, object]:
+        def numbers(*shape: int) -> torch.Tensor:
+            return torch.zeros(shape, dtype=torch.int32, device=device)
+
+        pool = torch.zeros(9, 8, 64, 128, dtype=torch.bfloat16, device=device)
+        return {
+            "q_TNH": torch.zeros(num_rows, 56, 128, dtype=torch.bfloat16, device=device),
+            "k_cache": pool,
+            "v_cache": pool,
+            "meta": AttentionMetadata(
+                query_start_loc=numbers(num_rows + 1),
+                seq_lens=numbers(num_rows) + 5,
+                block_tables=numbers(num_rows, width),
+                num_decode_rows=num_rows,
+            ),
+            "scale": SCALE,
+        }
+
+    dtype, arch = torch.bfloat16, detect_arch()
+    example = call(9, max_tokens // 64, "meta")
+    prepare("paged_attention", [example], backend="triton", arch=arch, dtype=dtype)
+    attend = cast(Callable[..., torch.Tensor], attention_of(dtype))
+    shapes: SequenceABC[tuple[int, int]] = ((1, 1), (4, 5), (4, 6), (7, 6), (8, 5), (9, 6))
+    with sealed():
+        for num_rows, width in shapes:
+            result = attend(**call(num_rows, width, "cuda"))
+            assert not result.any()
