@@ -101,7 +101,7 @@ _SM_90: Final[Kinds] = {
         64: _overlapping(_tiles(4, 1, 64), ahead=1, apart=4),
         128: _overlapping(_tiles(8, 1, 64), ahead=1, apart=4),
     },
-    FEW: {128: _at_once(4, 3)},
+    FEW: {128: _at_once(2, 6)},
     "prefill": {64: _tiles(4, 3, 64, 128), 128: _tiles(8, 3, 64, 128), 256: _tiles(8, 3, 32, 128)},
     "decode_fp8": {
         128: _overlapping(_tiles(4, 3, 64)),

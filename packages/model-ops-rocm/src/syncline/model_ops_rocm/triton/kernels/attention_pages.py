@@ -1,10 +1,11 @@
 """A warp that asks for pages of a paged KV cache by sm_90's tensor memory accelerator (TMA).
 
-Unit: one program's pages of 64 tokens of a key/value head, in chunks of PAGES pages, of which the
-keys are a piece and the values another. Pieces have numbers, those of a chunk one after another,
-and take turns in STAGES stages of shared memory, which have a barrier that completes when all of
-the pages have come, and one that does when they have been read. Pages past the last are asked for
-outside of the cache: there are zeros, and no memory is read. In Gluon, which no interpreter runs.
+Unit: one program's pages of 64 tokens of a key/value head, in pieces of PAGES pages: keys, or their
+values. A chunk is the keys of TEAMS pieces, then their values; pieces have numbers, those of a
+chunk one after another, and take turns in STAGES stages of shared memory, which have a barrier that
+completes when all of the pages have come, and one that does when the team they are for has read
+them. Pages past the last are asked for outside of the cache: there are zeros, and no memory is
+read. In Gluon, which no interpreter runs.
 """
 
 from triton.experimental import gluon
@@ -13,6 +14,7 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 PAGE: gl.constexpr = gl.constexpr(64)  # tokens
+TEAMS: gl.constexpr = gl.constexpr(2)  # of warps, which take the pieces of a chunk
 
 
 @gluon.jit
@@ -26,10 +28,10 @@ def pages_of(seq_len, Q_LEN: gl.constexpr, WINDOW: gl.constexpr):
 
 
 @gluon.jit
-def _blocks_of_chunk(table, first, num_pages, PAGES: gl.constexpr, BLOCK_SIZE: gl.constexpr):
-    """Ids of the blocks of PAGES pages; past `num_pages`, where a table may hold anything, 0."""
+def _blocks_of_chunk(table, first, num_pages, COUNT: gl.constexpr, BLOCK_SIZE: gl.constexpr):
+    """Ids of the blocks of COUNT pages; past `num_pages`, where a table may hold anything, 0."""
     blocks = ()
-    for index in gl.static_range(PAGES):
+    for index in gl.static_range(COUNT):
         page = first + index
         entry = table[0] + page * PAGE // BLOCK_SIZE * table[1]
         blocks += (gl.load(entry, mask=page < num_pages, other=0).to(gl.int32),)  # type: ignore[assignment]  # tuples grow
@@ -53,16 +55,17 @@ def _ask_chunk(
 ):
     """Asks for the chunk whose pages lie in `blocks`, the first page `first`, piece by piece."""
     stages, full, free = ring
-    for piece in gl.static_range(2):
-        desc = descs[piece]
+    for piece in gl.static_range(2 * TEAMS):
+        desc = descs[piece // TEAMS]
         stage = (number + piece) % STAGES
         if piece >= NUM_NEW:
             mbarrier.wait(free.index(stage), ((number + piece) // STAGES - 1) & 1)
         mbarrier.expect(full.index(stage), PAGES * PAGE * SHAPE[1] * 2)
         for index in gl.static_range(PAGES):
-            page = first + index
+            page = first + (piece % TEAMS * PAGES + index)
             # A descriptor's rows are slots of a head, or of all heads.
-            rows = blocks[index] * (PLACES[0] // PLACES[2]) + place[0] + page * PAGE % SHAPE[0]
+            rows = blocks[piece % TEAMS * PAGES + index] * (PLACES[0] // PLACES[2])
+            rows += place[0] + page * PAGE % SHAPE[0]
             rows = gl.where(page < num_pages, rows, desc.shape[0].to(gl.int32))
             tma.async_copy_global_to_shared(
                 desc, [rows, place[1]], full.index(stage), stages.index(stage * PAGES + index)
@@ -103,7 +106,9 @@ def feed(
     SHAPE: gl.constexpr,  # tokens of a block, and HEAD_DIM
 ):
     """Asks for all chunks, each piece when its stage is free."""
-    NUM_FIRST: gl.constexpr = (STAGES + 1) // 2
+    CHUNK: gl.constexpr = TEAMS * PAGES
+    PIECES: gl.constexpr = 2 * TEAMS
+    NUM_FIRST: gl.constexpr = (STAGES + PIECES - 1) // PIECES
     descs, table = (k_desc, v_desc), (table_at, table_last)
     if OVERLAP:
         _fetch_lines(lens_at, table_at)
@@ -114,36 +119,36 @@ def feed(
     if WINDOW == 0:
         for index in gl.static_range(NUM_FIRST):
             num_held = table_tokens // PAGE
-            blocks += (_blocks_of_chunk(table, index * PAGES, num_held, PAGES, SHAPE[0]),)  # type: ignore[assignment]  # tuples grow
+            blocks += (_blocks_of_chunk(table, index * CHUNK, num_held, CHUNK, SHAPE[0]),)  # type: ignore[assignment]  # tuples grow
     num_pages, first_page = pages_of(gl.minimum(seq_len, table_tokens), Q_LEN, WINDOW)
     if WINDOW > 0:
         for index in gl.static_range(NUM_FIRST):
-            first = first_page + index * PAGES
-            blocks += (_blocks_of_chunk(table, first, num_pages, PAGES, SHAPE[0]),)  # type: ignore[assignment]  # tuples grow
-    num_chunks = gl.cdiv(num_pages - first_page, PAGES)
+            first = first_page + index * CHUNK
+            blocks += (_blocks_of_chunk(table, first, num_pages, CHUNK, SHAPE[0]),)  # type: ignore[assignment]  # tuples grow
+    num_chunks = gl.cdiv(num_pages - first_page, CHUNK)
     for index in gl.static_range(NUM_FIRST):
         if index < num_chunks:
             _ask_chunk(
                 descs,
                 ring,
-                index * 2,
+                index * PIECES,
                 blocks[index],
-                first_page + index * PAGES,
+                first_page + index * CHUNK,
                 num_pages,
                 place,
-                STAGES - index * 2,
+                STAGES - index * PIECES,
                 PAGES,
                 STAGES,
                 PLACES,
                 SHAPE,
             )
     for index in range(NUM_FIRST, num_chunks):
-        first = first_page + index * PAGES
+        first = first_page + index * CHUNK
         _ask_chunk(
             descs,
             ring,
-            index * 2,
-            _blocks_of_chunk(table, first, num_pages, PAGES, SHAPE[0]),
+            index * PIECES,
+            _blocks_of_chunk(table, first, num_pages, CHUNK, SHAPE[0]),
             first,
             num_pages,
             place,
