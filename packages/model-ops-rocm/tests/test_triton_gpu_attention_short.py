@@ -159,10 +159,14 @@ def checked(rows: Rows) -> None:
 
 
 def all_lengths(num_rows: int, q_len: int = 1) -> list[list[int]]:
-    """Every one of LENGTHS, `num_rows` at a time; with a token for each query."""
+    """Every one of LENGTHS, `num_rows` at a time; with a token for each query.
+
+    One row of each has MAX_TOKENS: steps of shorter ones alone are multiplied otherwise.
+    """
     lengths = [max(length, q_len) if length else 0 for length in LENGTHS]
-    lengths += [MAX_TOKENS] * (-len(lengths) % num_rows)
-    return [lengths[start : start + num_rows] for start in range(0, len(lengths), num_rows)]
+    lengths += [MAX_TOKENS] * (-len(lengths) % (num_rows - 1))
+    starts = range(0, len(lengths), num_rows - 1)
+    return [[*lengths[start : start + num_rows - 1], MAX_TOKENS] for start in starts]
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)

@@ -79,17 +79,17 @@ def _specialised(
 
 
 _SOME_OF_FEW: Final[Buckets] = {
-    32: _specialised((32, 64, 256), (4, 4), ahead=2, release=2),
+    32: _specialised((32, 64, 256), (5, 4), ahead=2, release=2),
     64: _specialised((64, 32, 256), (5, 4), ahead=3, release=5, swap=0),
 }
 _HALF: Final[Mapping[str, Buckets]] = MappingProxyType(
     {
         SPECIALISED: {
-            16: _specialised((16, 64, 256), (5, 5), ahead=2, release=2),
+            16: _specialised((16, 64, 256), (6, 4), ahead=2, release=2),
             **_SOME_OF_FEW,
         },
         f"{SPECIALISED}-{DEEP}": {
-            16: _specialised((16, 64, 256), (5, 5), ahead=4, release=3),
+            16: _specialised((16, 64, 256), (6, 4), ahead=3, release=3),
             **_SOME_OF_FEW,
         },
         f"{SPECIALISED}-{LONE}": {
@@ -104,7 +104,7 @@ _OF_CODES: Final[Mapping[str, Buckets]] = MappingProxyType(
     {
         SPECIALISED: {
             16: _specialised((16, 64, 512), (5, 5), ahead=2, release=3),
-            32: _specialised((32, 64, 512), (4, 4), ahead=2, release=3),
+            32: _specialised((32, 64, 512), (5, 4), ahead=2, release=3),
             64: _specialised((64, 32, 512), (4, 4), ahead=2, release=5, swap=0),
         },
     }

@@ -2,11 +2,12 @@
 
 Kinds: `row` is the program that finishes a row; the others, which come before it, are those of
 `sample` for every op. `tiles` is a pass over the logits. Of the filters, `bracket` draws a sample
-of FEW or MANY runs of WIDTH ids, and sets no bound from above where MOST logits lie over the lower
-one; `collect` is a pass over what may lie between, each of LANES with a run of ids; `settle`
-searches a list of one of three sizes in ACROSS columns, and then takes KEPT logits of each tile at
-a time; `filter` reads a row, CHUNKS x WIDTH ids to a step, and `kept` its tiles. Those of sm_90
-were measured on an H200, the others were not.
+of FEW or MANY parts, of runs of WIDTH ids, in which it searches ROUNDS times, and sets no bound
+from above where MOST logits lie over the lower one; `collect` is a pass over what may lie between,
+each of LANES with a run of ids; `settle` counts up to BINS values, COUNTED logits of a region at
+once and MORE then, or searches a list of one of three sizes in ACROSS columns; `filter` reads a
+row, CHUNKS x WIDTH ids to a step, and `kept` its tiles, or what was collected of TILES of them,
+DEEP x ACROSS at a time. Those of sm_90 were measured on an H200, the others were not.
 """
 
 from collections.abc import Iterator, Mapping
@@ -25,10 +26,13 @@ _ENOUGH_PROGRAMS: Final = 4_096
 # Of `kept`, for each row: for min_p alone, which reads all its tiles again, and where only what no
 # bracket held is left for them.
 KEPT_PROGRAMS: Final = 30
-RARE_PROGRAMS: Final = 5
-_SAMPLES: Final = {"FEW": 64, "MANY": 512, "WIDTH": 32, "MOST": 1_700}
-_LISTS: Final = {"SMALL": 512, "MEDIUM": 2_048, "LARGE": 4_096, "KEPT": 4, "ACROSS": 256}
-_SHORTER: Final = {"SMALL": 256, "MEDIUM": 1_024, "LARGE": 2_048, "KEPT": 4, "ACROSS": 256}
+RARE_PROGRAMS: Final = 15
+_SAMPLES: Final = {"ROUNDS": 3, "WIDTH": 32, "MOST": 1_700}
+_COUNTS: Final = {"ACROSS": 256, "BINS": 64, "COUNTED": 128, "MORE": 32}
+_LISTS: Final = {"SMALL": 512, "MEDIUM": 2_048, "LARGE": 4_096, **_COUNTS}
+_SHORTER: Final = {"SMALL": 256, "MEDIUM": 1_024, "LARGE": 2_048, **_COUNTS}
+# How many bits more than these the fraction of a float32 has.
+SHIFTS: Final = {torch.bfloat16: 16, torch.float16: 13, torch.float32: 0}
 
 
 def tiles_of_a_program(num_rows: int, num_tiles: int) -> int:
@@ -49,13 +53,17 @@ def _searches(arch: str, dtype: torch.dtype) -> Iterator[tuple[str, LaunchConfig
     is_nvidia = arch.startswith("sm_")
     is_one_warp = is_nvidia and dtype in HALF_DTYPES
     yield "tiles", _launch(arch, 1 if is_one_warp else 2)
-    sampled = {**_SAMPLES, "UNROLL": 2 if is_nvidia and dtype in HALF_DTYPES else 1}
-    yield "bracket", _launch(arch, 4 if is_nvidia else 8, sampled)
+    num_warps = 4 if is_nvidia else 8
+    lanes = 32 * num_warps
+    # 2,048 and 8,192 ids.
+    few = 2_048 // (lanes * 16 // dtype.itemsize)
+    counts = {"FEW": few, "MANY": 4 * few, "LANES": lanes}
+    yield "bracket", _launch(arch, num_warps, _SAMPLES | counts)
     yield "collect", _launch(arch, 1, {"LANES": 32 if is_nvidia else 64})
     # On AMD a comparison of 64 lanes takes two scalar registers, so a lane has few elements there.
     yield "settle", _launch(arch, 8, _LISTS) if is_nvidia else _launch(arch, 16, _SHORTER)
     yield "filter", _launch(arch, 8, {"CHUNKS": 4 if is_nvidia else 1, "WIDTH": 2_048})
-    yield "kept", _launch(arch, 1)
+    yield "kept", _launch(arch, 1, {"TILES": 16, "DEEP": 2, "ACROSS": 8})
 
 
 def table() -> Iterator[Row]:

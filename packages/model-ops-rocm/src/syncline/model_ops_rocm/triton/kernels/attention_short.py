@@ -217,6 +217,9 @@ def short_decode_kernel(  # noqa: PLR0915 - one program
 ):
     """Program: row and key/value head."""
     gl.static_assert(SHAPE[0] % PAGE == 0)
+    # Each stage is one team's: of two turns of a barrier, whose parity is all that a wait knows,
+    # a team that has not waited for the first would take it for the second.
+    gl.static_assert(STAGES % TEAMS == 0)
     gl.static_assert(GROUP * Q_LEN <= COLUMNS)
     HEAD_DIM: gl.constexpr = SHAPE[1]
     dtype: gl.constexpr = k_desc.dtype

@@ -146,7 +146,39 @@ def collect_kernel(
         next_largest = after
 
 
-@triton.jit(do_not_specialize=["num_real", "num_tiles", "tiles_each"])
+@triton.jit
+def store_kept(
+    maxima_ptr, weights_ptr, sums_ptr, ties_ptr, found_ptr, ends_ptr, first, stop, cut, scale,
+    region_tiles, CAPACITY: tl.constexpr, TILES: tl.constexpr, DEEP: tl.constexpr,
+    ACROSS: tl.constexpr,
+):  # fmt: skip
+    """Of TILES tiles, of what was collected: the sum above the cut, and how many logits equal it.
+
+    DEEP x ACROSS logits of a tile at a time, of which a thread adds up its DEEP first.
+    """
+    tiles = first + tl.arange(0, TILES)
+    is_tile = tiles < stop
+    maxima = tl.load(maxima_ptr + tiles, mask=is_tile, other=NEG_INF)
+    sums = tl.load(weights_ptr + tiles, mask=is_tile, other=0.0)
+    ends = tl.load(ends_ptr + tiles, mask=is_tile, other=0)
+    is_later = is_tile & (tiles % region_tiles > 0)
+    starts = tl.load(ends_ptr + tiles - 1, mask=is_later, other=0)
+    lists = (found_ptr + (tiles // region_tiles * CAPACITY + starts))[:, None, None]
+    counts = (ends - starts)[:, None, None]
+    base = tl.where(maxima == NEG_INF, 0.0, maxima)[:, None, None]
+    ties = tl.full((TILES,), 0, tl.int32)
+    # In this order of axes, since then a warp is laid out over ACROSS and the tiles.
+    deep = tl.arange(0, DEEP)[None, :, None] * ACROSS + tl.arange(0, ACROSS)[None, None, :]
+    for done in range(0, tl.max(ends - starts, axis=0), DEEP * ACROSS):
+        x = tl.load(lists + (done + deep), mask=done + deep < counts, other=NEG_INF)
+        parts = tl.where(x > cut, tl.exp2((x - base) * scale), 0.0)
+        sums += tl.sum(tl.sum(parts, axis=1), axis=1)
+        ties += tl.sum(tl.sum((x == cut).to(tl.int32), axis=1), axis=1)
+    tl.store(sums_ptr + tiles, sums, mask=is_tile)
+    tl.store(ties_ptr + tiles, ties, mask=is_tile)
+
+
+@triton.jit(do_not_specialize=["num_real", "num_tiles", "tiles_each", "region_tiles"])
 def kept_kernel(
     logits_ptr,
     temperature_ptr,
@@ -156,29 +188,48 @@ def kept_kernel(
     ties_ptr,
     cuts_ptr,
     lows_ptr,
+    found_ptr,
+    ends_ptr,
+    weights_ptr,
     row_stride,
     last_stride,
     num_columns,
     num_real,
     num_tiles,
     tiles_each,
+    region_tiles,
     HAS_TEMPERATURE: tl.constexpr,
     HAS_MARKS: tl.constexpr,
+    REGIONS: tl.constexpr,
+    CAPACITY: tl.constexpr,
+    TILES: tl.constexpr,  # see `store_kept`
+    DEEP: tl.constexpr,
+    ACROSS: tl.constexpr,
     TILE: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
-    """Of each tile what its filters keep, where nothing was collected: see `store_kept`."""
+    """Of each tile what its filters keep: of what was collected, or else of the row."""
+    scale = tl.div_rn(LOG2_E, row_temperature(temperature_ptr, tl.program_id(0), HAS_TEMPERATURE))
     await_inputs(OVERLAP)
     row, first = tl.program_id(0), tl.program_id(1) * tiles_each
     if is_padding(marks_ptr + row, HAS_MARKS):
         return
     cut, low = tl.load(cuts_ptr + row), tl.load(lows_ptr + row)
-    if (cut == NEG_INF) | (low < INF):
-        return
-    scale = tl.div_rn(LOG2_E, row_temperature(temperature_ptr, row, HAS_TEMPERATURE))
-    row_ptr = logits_ptr + row.to(tl.int64) * row_stride
     at = row.to(tl.int64) * num_tiles
-    for tile in range(first, tl.minimum(first + tiles_each, num_tiles)):
+    stop = tl.minimum(first + tiles_each, num_tiles)
+    if low < INF:
+        found_ptr += row.to(tl.int64) * (REGIONS * CAPACITY)
+        for tile in range(first, stop, TILES):
+            store_kept(
+                maxima_ptr + at, weights_ptr + at, sums_ptr + at, ties_ptr + at, found_ptr,
+                ends_ptr + at, tile, stop, cut, scale, region_tiles, CAPACITY, TILES, DEEP, ACROSS,
+            )  # fmt: skip
+        return
+    # What has a NaN for its cut has failed.
+    if cut == NEG_INF:
+        return
+    row_ptr = logits_ptr + row.to(tl.int64) * row_stride
+    for tile in range(first, stop):
         largest = tl.load(maxima_ptr + at + tile)
         weight, ties = tl.full((), 0.0, tl.float32), tl.full((), 0, tl.int32)
         if largest >= cut:

@@ -1,4 +1,4 @@
-"""A row's cut, of what was collected in its bracket, where the cut is seen to lie in it.
+"""A row's cut, of what was collected in its bracket.
 
 The regions' logits are closed up to one list, of SLOTS entries at most, which is held and searched.
 Knows no request.
@@ -9,8 +9,16 @@ import triton.language as tl
 
 from syncline.model_ops_rocm.triton.kernels.dependent import await_inputs
 from syncline.model_ops_rocm.triton.kernels.logits import NEG_INF, tile_weights
+from syncline.model_ops_rocm.triton.kernels.logits_codes import (
+    ask_for_found,
+    code_of,
+    count_some,
+    counted_cut,
+    number_of_codes,
+)
 from syncline.model_ops_rocm.triton.kernels.logits_cut import (
     INF,
+    LOWEST,
     asked_of,
     narrowed,
     pivots,
@@ -25,6 +33,12 @@ def join(
 ):
     smallest, below = tl.minimum(smallest_1, smallest_2), tl.maximum(below_1, below_2)
     return counts_1 + counts_2, low_1 + low_2, high_1 + high_2, smallest, below
+
+
+@triton.jit
+def join_tiles(above_1, left_1, number_1, most_1, above_2, left_2, number_2, most_2):
+    most = tl.maximum(most_1, most_2)
+    return above_1 + above_2, left_1 + left_2, number_1 + number_2, most
 
 
 @triton.jit
@@ -138,32 +152,47 @@ def settle(
 
 
 @triton.jit
-def store_kept(
-    maxima_ptr, weights_ptr, sums_ptr, ties_ptr, found_ptr, ends_ptr, cut, scale, num_tiles,
-    region_tiles, CAPACITY: tl.constexpr, WIDTH: tl.constexpr, TILE_SLOTS: tl.constexpr,
+def settle_list(
+    found_ptr, ends_ptr, number, weight_above, largest, scale, top_k, top_p, min_p, left, low, cut,
+    num_tiles, region_tiles, CAPACITY: tl.constexpr, ACROSS: tl.constexpr, SMALL: tl.constexpr,
+    MEDIUM: tl.constexpr, LARGE: tl.constexpr,
 ):  # fmt: skip
-    """Of each tile: the sum of what lies above the cut, and how many logits equal it."""
-    tiles = tl.arange(0, TILE_SLOTS)
-    is_tile = tiles < num_tiles
-    maxima = tl.load(maxima_ptr + tiles, mask=is_tile, other=NEG_INF)
-    above = tl.load(weights_ptr + tiles, mask=is_tile, other=0.0)
-    ends = tl.load(ends_ptr + tiles, mask=is_tile, other=0)
-    is_later = is_tile & (tiles % region_tiles > 0)
-    starts = tl.load(ends_ptr + tiles - 1, mask=is_later, other=0)
-    places = found_ptr + tiles // region_tiles * CAPACITY
-    base = tl.where(maxima == NEG_INF, 0.0, maxima)
-    ties = tl.full((TILE_SLOTS,), 0, tl.int32)
-    for done in range(0, tl.max(ends - starts, axis=0), WIDTH):
-        slots = starts[:, None] + (done + tl.arange(0, WIDTH))[None, :]
-        x = tl.load(places[:, None] + slots, mask=slots < ends[:, None], other=NEG_INF)
-        parts = tl.where(x > cut, tl.exp2((x - base[:, None]) * scale), 0.0)
-        above += tl.sum(parts, axis=1)
-        ties += tl.sum((x == cut).to(tl.int32), axis=1)
-    tl.store(sums_ptr + tiles, above, mask=is_tile)
-    tl.store(ties_ptr + tiles, ties, mask=is_tile)
+    """See `settle`: by a list that is long enough."""
+    quota, is_settled = tl.full((), 0, tl.int64), tl.full((), 0, tl.int1)
+    if number <= SMALL:
+        cut, quota, is_settled = settle(
+            found_ptr, ends_ptr, number, weight_above, largest, scale, top_k, top_p, min_p,
+            left, low, cut, num_tiles, region_tiles, CAPACITY, ACROSS, SMALL,
+        )  # fmt: skip
+    elif number <= MEDIUM:
+        cut, quota, is_settled = settle(
+            found_ptr, ends_ptr, number, weight_above, largest, scale, top_k, top_p, min_p,
+            left, low, cut, num_tiles, region_tiles, CAPACITY, ACROSS, MEDIUM,
+        )  # fmt: skip
+    elif number <= LARGE:
+        cut, quota, is_settled = settle(
+            found_ptr, ends_ptr, number, weight_above, largest, scale, top_k, top_p, min_p,
+            left, low, cut, num_tiles, region_tiles, CAPACITY, ACROSS, LARGE,
+        )  # fmt: skip
+    return cut, quota, is_settled
 
 
-@triton.jit(do_not_specialize=["num_real", "num_tiles", "region_tiles"])
+@triton.jit
+def settle_counts(
+    x, found_ptr, ends, most, top, weight_above, largest, scale, wanted, SHIFT: tl.constexpr,
+    BINS: tl.constexpr, CAPACITY: tl.constexpr, REGIONS: tl.constexpr, COUNTED: tl.constexpr,
+    MORE: tl.constexpr,
+):  # fmt: skip
+    """See `settle`: by how often each value from `top` down was found; `x` are the first."""
+    top_code = code_of(top, SHIFT)
+    counts = count_some(x, ends, 0, top_code, SHIFT, BINS)
+    for done in range(COUNTED, most, MORE):
+        rest = ask_for_found(found_ptr, done, True, CAPACITY, REGIONS, MORE)
+        counts += count_some(rest, ends, done, top_code, SHIFT, BINS)
+    return counted_cut(counts, top_code, weight_above, largest, scale, wanted, SHIFT, BINS)
+
+
+@triton.jit(do_not_specialize=["num_real", "num_tiles", "region_tiles", "num_collected"])
 def settle_kernel(
     temperature_ptr,
     marks_ptr,
@@ -172,16 +201,17 @@ def settle_kernel(
     min_p_ptr,
     maxima_ptr,
     sums_ptr,
-    ties_ptr,
     cuts_ptr,
     quotas_ptr,
     lows_ptr,
+    highs_ptr,
     found_ptr,
     ends_ptr,
     weights_ptr,
     num_real,
     num_tiles,
     region_tiles,
+    num_collected,  # rows for which there is room to collect
     HAS_TEMPERATURE: tl.constexpr,
     HAS_MARKS: tl.constexpr,
     HAS_TOP_K: tl.constexpr,
@@ -193,59 +223,67 @@ def settle_kernel(
     SMALL: tl.constexpr,  # entries of a list, in three sizes
     MEDIUM: tl.constexpr,
     LARGE: tl.constexpr,
-    KEPT: tl.constexpr,  # of a tile's logits, at a time
+    SHIFT: tl.constexpr,  # see `code_of`; 0: of float32
+    BINS: tl.constexpr,  # values of a bracket that are counted instead
+    COUNTED: tl.constexpr,  # of a region's logits, at once
+    MORE: tl.constexpr,  # and then at a time
     TILE_SLOTS: tl.constexpr,
     TILE: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
     """Finds the cut of each row of which something was collected; `low` is NaN where it cannot."""
-    await_inputs(OVERLAP)
     row = tl.program_id(0)
-    low = tl.load(lows_ptr + row)
-    if (low < INF) == 0:
-        return
     temperature, top_k, top_p, min_p, _ = asked_of(
         row, temperature_ptr, marks_ptr, top_k_ptr, top_p_ptr, min_p_ptr, num_real,
         HAS_TEMPERATURE, HAS_MARKS, HAS_TOP_K, HAS_TOP_P, HAS_MIN_P,
     )  # fmt: skip
-    maxima, largest, scale, worth, cut = row_facts(
-        row, maxima_ptr, sums_ptr, temperature, min_p, num_tiles, TILE_SLOTS
-    )
+    IS_COUNTED: tl.constexpr = SHIFT > 0 and HAS_TOP_P
+    await_inputs(OVERLAP)
+    low, high = tl.load(lows_ptr + row), tl.load(highs_ptr + row)
+    found_ptr += row.to(tl.int64) * (REGIONS * CAPACITY)
     tiles = tl.arange(0, TILE_SLOTS)
     at = row.to(tl.int64) * num_tiles
     is_tile = tiles < num_tiles
     above = tl.load(weights_ptr + at + tiles, mask=is_tile, other=0.0)
-    weight_above = tl.sum(tile_weights(maxima, above, largest, scale), axis=0)
     is_last = ((tiles + 1) % region_tiles == 0) | (tiles == num_tiles - 1)
     ends = tl.load(ends_ptr + at + tiles, mask=is_tile & is_last, other=0)
-    number = tl.sum(ends, axis=0)
-    left = tl.sum(worth, axis=0)
-    found_ptr += row.to(tl.int64) * (REGIONS * CAPACITY)
-    ends_ptr += at
-    is_settled = (tl.max(ends, axis=0) <= CAPACITY) & (number > 0) & (number <= LARGE)
-    quota = tl.full((), 0, tl.int64)
-    if is_settled:
-        if number <= SMALL:
-            cut, quota, is_settled = settle(
-                found_ptr, ends_ptr, number, weight_above, largest, scale, top_k,
-                top_p, min_p, left, low, cut, num_tiles, region_tiles, CAPACITY, ACROSS, SMALL,
+    # A cut by weight alone.
+    is_by_weight = (top_k <= 0) & (min_p <= 0.0)
+    if IS_COUNTED:
+        x = ask_for_found(
+            found_ptr, 0, is_by_weight & (row < num_collected), CAPACITY, REGIONS, COUNTED
+        )
+        regions = tl.arange(0, REGIONS)
+        lasts = tl.minimum((regions + 1) * region_tiles, num_tiles) - 1
+        is_region = regions * region_tiles < num_tiles
+        region_ends = tl.load(ends_ptr + at + lasts, mask=is_region, other=0)
+    maxima, largest, scale, worth, cut = row_facts(
+        row, maxima_ptr, sums_ptr, temperature, min_p, num_tiles, TILE_SLOTS
+    )
+    # Only now, so that all loads are asked for at once. NaN is below nothing.
+    if (low < INF) == 0:
+        return
+    weight_above, left, number, most = tl.reduce(
+        (tile_weights(maxima, above, largest, scale), worth, ends, ends), 0, join_tiles
+    )
+    is_settled = (most <= CAPACITY) & (number > 0)
+    quota, is_counted = tl.full((), 0, tl.int64), tl.full((), 0, tl.int1)
+    if IS_COUNTED:
+        top = tl.minimum(high, largest)
+        is_counted = number_of_codes(tl.maximum(low, LOWEST), top, SHIFT) < BINS
+        is_counted &= is_settled & is_by_weight
+    if is_counted:
+        if IS_COUNTED:
+            cut, quota, is_settled = settle_counts(
+                x, found_ptr, region_ends, most, top, weight_above, largest, scale,
+                top_p.to(tl.float64) * left, SHIFT, BINS, CAPACITY, REGIONS, COUNTED, MORE,
             )  # fmt: skip
-        elif number <= MEDIUM:
-            cut, quota, is_settled = settle(
-                found_ptr, ends_ptr, number, weight_above, largest, scale, top_k,
-                top_p, min_p, left, low, cut, num_tiles, region_tiles, CAPACITY, ACROSS, MEDIUM,
-            )  # fmt: skip
-        else:
-            cut, quota, is_settled = settle(
-                found_ptr, ends_ptr, number, weight_above, largest, scale, top_k,
-                top_p, min_p, left, low, cut, num_tiles, region_tiles, CAPACITY, ACROSS, LARGE,
-            )  # fmt: skip
+    elif is_settled:
+        cut, quota, is_settled = settle_list(
+            found_ptr, ends_ptr + at, number, weight_above, largest, scale, top_k, top_p, min_p,
+            left, low, cut, num_tiles, region_tiles, CAPACITY, ACROSS, SMALL, MEDIUM, LARGE,
+        )  # fmt: skip
     tl.store(cuts_ptr + row, cut)
     tl.store(quotas_ptr + row, quota.to(tl.int32))
     if is_settled == 0:
         tl.store(lows_ptr + row, float("nan"))
-    if is_settled:
-        store_kept(
-            maxima_ptr + at, weights_ptr + at, sums_ptr + at, ties_ptr + at, found_ptr, ends_ptr,
-            cut, scale, num_tiles, region_tiles, CAPACITY, KEPT, TILE_SLOTS,
-        )  # fmt: skip

@@ -14,6 +14,7 @@ from syncline.model_ops_rocm.contracts.logits import VOCAB_TILE, Distribution, V
 from syncline.model_ops_rocm.triton.configs.logits import (
     KEPT_PROGRAMS,
     RARE_PROGRAMS,
+    SHIFTS,
     tiles_of_a_program,
 )
 from syncline.model_ops_rocm.triton.geometry import power_of_two
@@ -21,6 +22,7 @@ from syncline.model_ops_rocm.triton.kernels.logits import tile_stats_kernel
 from syncline.model_ops_rocm.triton.kernels.logits_bracket import bracket_kernel
 from syncline.model_ops_rocm.triton.kernels.logits_collect import collect_kernel, kept_kernel
 from syncline.model_ops_rocm.triton.kernels.logits_filter import filter_kernel
+from syncline.model_ops_rocm.triton.kernels.logits_pairs import collect_pairs_kernel
 from syncline.model_ops_rocm.triton.kernels.logits_settle import settle_kernel
 from syncline.model_ops_rocm.triton.launch import LAUNCHER, Kernel, overlaps, require_reachable
 
@@ -152,6 +154,17 @@ class RowPass(NamedTuple):
         sizes = self.logits_RV.shape[1], self.num_real, self.num_tiles
         return *self.logits_RV.stride(), *sizes
 
+    @property
+    def _is_in_pairs(self) -> bool:
+        """Whether `collect` takes two logits at a time: of 16 bits, in rows of whole 16 bytes."""
+        logits_RV = self.logits_RV
+        row_stride, last_stride = logits_RV.stride()
+        is_even = logits_RV.shape[1] % 2 == 0 and row_stride % 16 == 0 and last_stride == 1
+        is_even &= logits_RV.element_size() == 2 and logits_RV.data_ptr() % 16 == 0
+        chosen = LAUNCHER.config(SAMPLE, logits_RV.dtype, logits_RV.shape[1], "collect")
+        # Which is so on NVIDIA alone, and not where kernels are interpreted.
+        return is_even and overlaps(chosen[1])
+
     def launch_tiles(self) -> None:
         """The pass over the logits."""
         stats = self.stats
@@ -184,19 +197,25 @@ class RowPass(NamedTuple):
         found = (stats.found, stats.ends, stats.weights)
         sizes = (*self._columns, region_tiles)
         args = (logits_RV, *given, *row, stats.highs, *self._columns, MAX_COLLECTED)
-        self._launch("bracket", bracket_kernel, args, asked)
-        args = (logits_RV, self.temperature, stats.maxima, stats.lows, stats.highs, *found, *sizes)
-        group = {"GROUP": 16 // logits_RV.element_size()}
-        self._launch("collect", collect_kernel, args, places | group, num_regions)
-        args = (*given, *row[:2], stats.ties, *row[2:], *found, *sizes[3:])
-        self._launch("settle", settle_kernel, args, asked | places)
+        shift: dict[str, object] = {"SHIFT": SHIFTS[logits_RV.dtype]}
+        self._launch("bracket", bracket_kernel, args, asked | shift)
+        args = (self.temperature, stats.maxima, stats.lows, stats.highs, *found)
+        places_found = places | {"GROUP": 16 // logits_RV.element_size()}
+        if self._is_in_pairs:
+            args = (logits_RV, logits_RV.view(torch.int32), *args, sizes[0], *sizes[2:])
+            self._launch("collect", collect_pairs_kernel, args, places_found, num_regions)
+        else:
+            args = (logits_RV, *args, *sizes)
+            self._launch("collect", collect_kernel, args, places_found, num_regions)
+        args = (*given, *row, stats.highs, *found, *sizes[3:], MAX_COLLECTED)
+        self._launch("settle", settle_kernel, args, asked | places | shift)
         self._launch("filter", filter_kernel, (logits_RV, *given, *row, *sizes[:-1]), asked)
         args = (logits_RV, self.temperature, self.marks, *row[:2], stats.ties, *row[2:3])
         is_rare = asked["HAS_TOP_K"] or asked["HAS_TOP_P"]
         tiles_each = -(-self.num_tiles // (RARE_PROGRAMS if is_rare else KEPT_PROGRAMS))
         num_parts = -(-self.num_tiles // tiles_each)
-        args = (*args, stats.lows, *self._columns, tiles_each)
-        self._launch("kept", kept_kernel, args, marks, num_parts)
+        args = (*args, stats.lows, *found, *self._columns, tiles_each, region_tiles)
+        self._launch("kept", kept_kernel, args, marks | places, num_parts)
 
 
 class Operands(NamedTuple):
