@@ -26,7 +26,7 @@ _ENOUGH_PROGRAMS: Final = 4_096
 # Of `kept`, for each row: for min_p alone, which reads all its tiles again, and where only what no
 # bracket held is left for them.
 KEPT_PROGRAMS: Final = 30
-RARE_PROGRAMS: Final = 15
+RARE_PROGRAMS: Final = 10
 _SAMPLES: Final = {"ROUNDS": 3, "WIDTH": 32, "MOST": 1_700}
 _COUNTS: Final = {"ACROSS": 256, "BINS": 64, "COUNTED": 128, "MORE": 32}
 _LISTS: Final = {"SMALL": 512, "MEDIUM": 2_048, "LARGE": 4_096, **_COUNTS}
@@ -55,9 +55,9 @@ def _searches(arch: str, dtype: torch.dtype) -> Iterator[tuple[str, LaunchConfig
     yield "tiles", _launch(arch, 1 if is_one_warp else 2)
     num_warps = 4 if is_nvidia else 8
     lanes = 32 * num_warps
-    # 2,048 and 8,192 ids.
+    # 2,048 and 16,384 ids.
     few = 2_048 // (lanes * 16 // dtype.itemsize)
-    counts = {"FEW": few, "MANY": 4 * few, "LANES": lanes}
+    counts = {"FEW": few, "MANY": 8 * few, "LANES": lanes}
     yield "bracket", _launch(arch, num_warps, _SAMPLES | counts)
     yield "collect", _launch(arch, 1, {"LANES": 32 if is_nvidia else 64})
     # On AMD a comparison of 64 lanes takes two scalar registers, so a lane has few elements there.

@@ -22,7 +22,7 @@ from syncline.model_ops_rocm.triton.kernels.logits_cut import (
 )
 
 # How many standard errors a bracket's ends lie off the guess.
-MARGIN = tl.constexpr(4.0)
+MARGIN = tl.constexpr(5.0)
 
 
 @triton.jit

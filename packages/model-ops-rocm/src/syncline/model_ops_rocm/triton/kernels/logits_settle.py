@@ -233,12 +233,14 @@ def settle_kernel(
 ):
     """Finds the cut of each row of which something was collected; `low` is NaN where it cannot."""
     row = tl.program_id(0)
-    temperature, top_k, top_p, min_p, _ = asked_of(
+    temperature, top_k, top_p, min_p, is_filtered = asked_of(
         row, temperature_ptr, marks_ptr, top_k_ptr, top_p_ptr, min_p_ptr, num_real,
         HAS_TEMPERATURE, HAS_MARKS, HAS_TOP_K, HAS_TOP_P, HAS_MIN_P,
     )  # fmt: skip
     IS_COUNTED: tl.constexpr = SHIFT > 0 and HAS_TOP_P
     await_inputs(OVERLAP)
+    if is_filtered == 0:
+        return
     low, high = tl.load(lows_ptr + row), tl.load(highs_ptr + row)
     found_ptr += row.to(tl.int64) * (REGIONS * CAPACITY)
     tiles = tl.arange(0, TILE_SLOTS)
