@@ -123,7 +123,8 @@ RULES: Final[Mapping[str, Rules]] = {
     "sample": Rules(
         max_narrow_loads=14,
         max_narrow_stores=4,
-        # A sample is single runs, each with its tile's largest; what is collected is closed up one by one.
+        # A sample is single runs, each with its tile's largest; what is collected is closed up
+        # one by one.
         narrow_loads={"bracket_kernel": 41, "settle_kernel": 68, "kept_kernel": 47},
         narrow_stores={"bracket_kernel": 6, "collect_kernel": 18, "settle_kernel": 6},
     ),
