@@ -30,7 +30,7 @@ from syncline.model_ops_rocm.triton.configs.linear import (
     VECTOR,
 )
 from syncline.model_ops_rocm.triton.configs.linear_many import MANY, TILE_ROWS, WIDE
-from syncline.model_ops_rocm.triton.configs.linear_specialised import SPECIALISED
+from syncline.model_ops_rocm.triton.configs.linear_specialised import ROWS, SPECIALISED
 
 # Rows and K of the weight that the rows of a kind are for.
 _SHAPES: Final = {
@@ -60,8 +60,8 @@ _MOST_TILES: Final = 1_024
 
 
 def _tokens(key: ConfigKey, num_tokens: int) -> int:
-    """As many of `num_tokens` as the row is for, or as few; of a row for whole tiles all."""
-    if key.kind.startswith(SPECIALISED):
+    """As many of `num_tokens` as the row is for, or as few; of a row for whole tiles alone all."""
+    if key.kind.startswith(SPECIALISED) and key.up_to == ROWS[-1]:
         return key.up_to
     if key.kind.startswith(MANY):
         # Weights for parts have others with more rows than a tile's.

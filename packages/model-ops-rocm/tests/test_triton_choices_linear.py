@@ -135,3 +135,14 @@ def test_what_is_prepared_of_many_rows_stands_for_every_tile_of_fewer(weight: to
     assert tiles(33) == tiles(32) == tiles(17) == {32}
     assert tiles(16) == {16}
     assert launched_of_codes(64, is_preparing=True).count(SPECIALISED) == 2
+
+
+def test_what_is_prepared_with_padded_rows_serves_the_same_rows() -> None:
+    """K is no whole number of 16 bytes, and rows are such numbers apart."""
+    x = torch.empty(32, 4_104, dtype=BF16)[:, :4_100]
+    weight = torch.empty(4_096, 4_104, dtype=BF16)[:, :4_100]
+    with stand_in_driver("sm_90"), LAUNCHER.compiling() as compiled:
+        LINEAR_OP(x, weight, layout=RowMajor())
+    names = [one.binary.metadata.name for one in compiled]
+    assert SPECIALISED in names
+    assert launched(x, weight) == [SPECIALISED]

@@ -82,9 +82,28 @@ def _spoilt(num_rows: int, num_columns: int, true_size: int) -> Logits:
     return build
 
 
+def _flat(make: Maker) -> torch.Tensor:
+    """Rows of which thousands stay; of steps of an eighth in bfloat16, and far below zero."""
+    logits = make.randn(6, 6_016)
+    logits[2:4] += 20.0
+    logits[4:] -= 30.0
+    return logits
+
+
 def _of_all_kinds(make: Maker) -> torch.Tensor:
     """Rows flat, peaked, sorted, of equal logits, masked, faulty and steep, in three tiles."""
-    logits = make.randn(16, 2_501)
+    return _kinds(make, 2_501)
+
+
+def _of_all_kinds_padded(make: Maker) -> torch.Tensor:
+    """Likewise, in rows of whole 32 bytes."""
+    logits = _kinds(make, 2_512)
+    logits[:, 2_501:] = float("nan")
+    return logits
+
+
+def _kinds(make: Maker, num_columns: int) -> torch.Tensor:
+    logits = make.randn(16, num_columns)
     logits[1, 1_777] = logits[2, 5] = logits[2, 2_048] = 12.0
     logits[3:5] = logits[3:5].sort(dim=1, descending=True).values
     logits[5:8] = logits[5:8].mul_(2.0).round_()
@@ -252,6 +271,13 @@ CASES: Final[tuple[Case, ...]] = (
     _case("sample", "2x40-min-p-nan", _logits(2, 40), _one_filter("min_p_R", 0.05, _NAN)),
     _case("sample", "2x40-min-p", _logits(2, 40), _one_filter("min_p_R", 0.5, 0.05)),
     _case("sample", "16x2501-all-kinds", _of_all_kinds, _filtered_widely),
+    _case(
+        "sample",
+        "16x2512-all-kinds",
+        _of_all_kinds_padded,
+        lambda make, rows: _filtered_widely(make, rows) | {"vocabulary": Vocabulary(2_501)},
+    ),
+    _case("sample", "6x6016-flat", _flat, _one_filter("top_p_R", 0.9, 0.5, 0.999, 0.05, 0.7)),
     _shard_case("sample", lambda make, rows: {"draw": draws(make, rows)}),
     _case("token_logprobs", "0x64", _logits(0, 64), _given_ids),
     _case("token_logprobs", "8x1030", _logits(8, 1_030, pad=2), _given_ids),

@@ -376,7 +376,8 @@ def bracket_kernel(  # noqa: PLR0915 - what each filter asks for, one after anot
                 )  # fmt: skip
                 high = tl.where(upper < largest, upper, INF)
             if SHIFT > 0:
-                # The cut is a value that there is: at least one from `low` on, and below `high`.
+                # The cut is a value that there is: one from `low` on at least, and what follows
+                # `high` at most, both of which round towards zero.
                 low = value_of(code_of(tl.maximum(low, LOWEST), SHIFT), SHIFT)
                 high = tl.where(high < INF, value_of(code_of(high, SHIFT) + 1, SHIFT), INF)
     tl.store(lows_ptr + row, tl.where(row < num_collected, low, float("nan")))

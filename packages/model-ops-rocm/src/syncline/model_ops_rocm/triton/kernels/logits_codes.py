@@ -12,9 +12,10 @@ from syncline.model_ops_rocm.triton.kernels.logits import NEG_INF
 
 @triton.jit
 def code_of(x, SHIFT: tl.constexpr):
-    """int32: one more from each value of a float type to the next; of a float32, the one below.
+    """int32: one more from each value of a float type to the next.
 
-    SHIFT is how many bits float32 has more, at its end. -0 counts as 0.
+    Of a float32 that is none of them, the one towards zero. SHIFT is how many bits float32 has
+    more, at its end. -0 counts as 0.
     """
     bits = tl.where(x == 0.0, 0.0, x).to(tl.int32, bitcast=True)
     return tl.where(bits >= 0, bits, bits ^ 0x7FFFFFFF) >> SHIFT

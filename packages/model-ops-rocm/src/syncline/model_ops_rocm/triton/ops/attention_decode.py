@@ -93,15 +93,16 @@ def decode(step: Step, workspace: torch.Tensor | None, counters: torch.Tensor | 
     """The decode rows of the step, if it has any."""
     if step.meta.num_decode_rows == 0:
         return
-    if attention_short.takes(step):
-        attention_short.attend(step)
-        if not LAUNCHER.is_preparing:
-            return
     pool = step.cache.pool
     units = units_of(
         *(step.meta, step.meta.num_decode_rows, step.q.shape[1], pool.num_kv_heads),
         *(pool.layout.kernel_block_size, LAUNCHER.arch),
     )
+    if attention_short.takes(step):
+        _check_given(step, units, workspace, counters)
+        attention_short.attend(step)
+        if not LAUNCHER.is_preparing:
+            return
     if units.num_splits == 1 or LAUNCHER.is_preparing:
         # Which one a number of rows needs, nothing but that number says: all are compiled.
         _launch(step, chosen_for(step, "decode"), units._replace(num_splits=1), None, None)
@@ -120,6 +121,18 @@ def decode(step: Step, workspace: torch.Tensor | None, counters: torch.Tensor | 
                 step.out[:num_tokens],
                 None if lse is None else lse[:num_tokens],
             )
+
+
+def _check_given(
+    step: Step, units: Units, workspace: torch.Tensor | None, counters: torch.Tensor | None
+) -> None:
+    """What is too small for rows in parts is refused, whichever kernel is chosen."""
+    if units.num_splits == 1:
+        return
+    if counters is not None:
+        require_counters(PAGED_ATTENTION, counters, units.num_units)
+    if workspace is not None:
+        _parts(step, units.num_splits, workspace)
 
 
 def _of_parts(step: Step, *, are_short: bool) -> list[Chosen]:

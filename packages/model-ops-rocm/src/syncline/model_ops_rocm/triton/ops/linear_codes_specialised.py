@@ -40,8 +40,6 @@ def feed(
     To prepare it launches what any number of rows up to the product's takes.
     """
     chosen = list(_chosen(product, weight, depth)) if _takes(x, weight) else []
-    if chosen and workspace is not None:
-        product.parts(workspace)  # refused if it is too small, whichever kernel is chosen
     for one in chosen:
         _multiply(one, x, weight, depth, workspace)
     return bool(chosen)

@@ -247,9 +247,11 @@ def _codes(call: _Call, x: Operand) -> None:
     arch = product.chosen[0].arch
     if product.is_empty:
         return
-    parts = product.parts(call.workspace)
+    if call.workspace is not None:
+        product.parts(call.workspace)  # refused if it is too small, whichever kernel is chosen
     if _is_fed(call, product, x) and not LAUNCHER.is_preparing:
         return
+    parts = product.parts(call.workspace)
     LAUNCHER.launch(
         codes_linear_kernel,
         product.grid,

@@ -38,14 +38,12 @@ class Side:
 
     @property
     def is_readable(self) -> bool:
-        """Whether the accelerator can; what is prepared stands for any that it can read."""
-        size, stride = self.tensor.itemsize, self.rows.stride
-        if LAUNCHER.is_preparing:
-            return self.depth * size % _RUN_BYTES == 0
-        return (
+        """Whether the accelerator can; what is prepared stands for any whose rows lie close."""
+        stride = self.rows.stride
+        return LAUNCHER.is_preparing or (
             self.rows.last_stride == 1
             and stride >= self.depth
-            and stride * size % _RUN_BYTES == 0
+            and stride * self.tensor.itemsize % _RUN_BYTES == 0
             and self.tensor.data_ptr() % _RUN_BYTES == 0
         )
 
@@ -56,7 +54,8 @@ class Side:
             block_k = min(block_k, SUM_DEPTH.value)
         if LAUNCHER.is_preparing:
             # What is compiled depends on the type and the tile alone.
-            tensor, stride = tensor.new_empty(0, device="meta"), self.depth
+            tensor = tensor.new_empty(0, device="meta")
+            stride = -(-self.depth // _RUN_BYTES) * _RUN_BYTES
         return tiled(tensor, (self.rows.num_rows, self.depth), stride, (block_rows, block_k))
 
 
