@@ -22,6 +22,7 @@ from syncline.model_ops_rocm import (
 )
 from syncline.model_ops_rocm.kv import KVLayout, KVOrder
 from syncline.model_ops_rocm.testing import PagedKV, make_paged_kv
+from syncline.model_ops_rocm.testing.launches import launched_by
 from syncline.model_ops_rocm.testing.parity import recorded
 from syncline.model_ops_rocm.triton import sealed
 
@@ -140,11 +141,7 @@ class Rows:
 
 def assert_is_short(call: Callable[[], object]) -> None:
     """The call is the kernel of few short rows, and nothing else."""
-    from syncline.model_ops_rocm.triton.launch import LAUNCHER  # imports Triton
-
-    with LAUNCHER.compiling(is_preparing=False) as compiled:
-        call()
-    assert [one.binary.metadata.name for one in compiled] == ["short_decode_kernel"]
+    assert launched_by(call) == ["short_decode_kernel"]
 
 
 def checked(rows: Rows) -> None:

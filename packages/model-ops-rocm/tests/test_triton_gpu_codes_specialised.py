@@ -10,6 +10,7 @@ import torch
 from syncline.model_ops_rocm import Quantised, StorageFormat, detect_arch, prepare, select
 from syncline.model_ops_rocm.formats.padding import Padding
 from syncline.model_ops_rocm.quant import CodeType, Granularity
+from syncline.model_ops_rocm.testing.launches import launched_by
 from syncline.model_ops_rocm.testing.parity import Arguments, recorded
 from syncline.model_ops_rocm.triton import sealed
 
@@ -90,11 +91,7 @@ def assert_is_product(got: torch.Tensor, call: Arguments) -> None:
 
 def is_fed(call: Callable[[], object]) -> bool:
     """Whether the call is the specialised kernel's, and perhaps the sum of its parts."""
-    from syncline.model_ops_rocm.triton.launch import LAUNCHER  # imports Triton
-
-    with LAUNCHER.compiling(is_preparing=False) as compiled:
-        call()
-    names = [one.binary.metadata.name for one in compiled]
+    names = launched_by(call)
     return names[0] == "specialised_codes_kernel" and set(names[1:]) <= {"sum_splits_kernel"}
 
 

@@ -15,6 +15,7 @@ from syncline.model_ops_rocm import (
     select,
 )
 from syncline.model_ops_rocm.quant import CodeType, Granularity
+from syncline.model_ops_rocm.testing.launches import launched_by
 from syncline.model_ops_rocm.testing.parity import recorded
 from syncline.model_ops_rocm.triton import sealed
 
@@ -37,11 +38,7 @@ def linear_of(dtype: torch.dtype) -> Callable[..., torch.Tensor]:
 
 def assert_is_fed(call: Callable[[], object]) -> None:
     """The call is the specialised kernel's, and nothing else."""
-    from syncline.model_ops_rocm.triton.launch import LAUNCHER  # imports Triton
-
-    with LAUNCHER.compiling(is_preparing=False) as compiled:
-        call()
-    assert [one.binary.metadata.name for one in compiled] == ["specialised_linear_kernel"]
+    assert launched_by(call) == ["specialised_linear_kernel"]
 
 
 def assert_is_product(

@@ -26,6 +26,7 @@ from syncline.model_ops_rocm.triton.targets import LaunchConfig, Target, launch_
 IS_INTERPRETED: Final = bool(knobs.runtime.interpret)
 # What the interpreter computes does not depend on it; the block sizes come from its tables.
 INTERPRETED_ARCH: Final = "sm_90"
+_RUN_BYTES: Final = 16  # where the tensor memory accelerator may begin to read
 
 Chosen = Row  # of the tables: what was looked up, and what was found
 
@@ -159,14 +160,24 @@ def overlaps(config: LaunchConfig) -> bool:
     return bool(config.launch_pdl) and not IS_INTERPRETED
 
 
+def can_be_tiled(tensor: torch.Tensor, stride: int) -> bool:
+    """Whether `tiled` takes rows so far apart; what is prepared stands for any that it takes."""
+    is_even = stride * tensor.itemsize % _RUN_BYTES == 0 and tensor.data_ptr() % _RUN_BYTES == 0
+    return LAUNCHER.is_preparing or is_even
+
+
 def tiled(
     tensor: torch.Tensor, shape: tuple[int, int], stride: int, tile: tuple[int, int]
 ) -> TensorDescriptor:
     """The rows at `tensor` as sm_90's tensor memory accelerator reads them, in tiles.
 
-    They are `stride` apart and, as the tensor, begin at multiples of 16 bytes; a tile's rows are
-    multiples of 128 bytes, and lie in shared memory as matrix instructions read them fastest.
+    They are `stride` apart and `can_be_tiled`; a tile's rows are multiples of 128 bytes, and lie in
+    shared memory as matrix instructions read them fastest.
     """
+    if LAUNCHER.is_preparing:
+        # What is compiled depends on the type and the tile alone.
+        tensor = tensor.new_empty(0, device="meta")
+        stride = -(-shape[1] // _RUN_BYTES) * _RUN_BYTES
     layout = NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=8 * tensor.itemsize)
     return TensorDescriptor(tensor, list(shape), [stride, 1], list(tile), layout)
 

@@ -3,8 +3,9 @@
 Buckets are rows of x. Rows of `linear` have x's dtype; those of `linear_quantised` the weight's
 codes as dtype, and as kind how they are multiplied. SWAP: the weight is the left operand, so that
 few rows are the narrow side of a matrix instruction. All rows that a batch-invariant call may take
-have one family of instructions and one BLOCK_K, and no splits. Many rows of codes that a warp of
-its own feeds have their configurations in `configs.linear_many`.
+have one family of instructions and one BLOCK_K, and no splits. Products that warps of their own
+feed have their configurations in `configs.linear_specialised`, many rows of codes in
+`configs.linear_many`.
 
 The rows of sm_90 for codes and for 16-bit numbers were measured on an H200; no row of an AMD GPU
 was, nor one of decoded weights or of float32.

@@ -7,8 +7,9 @@ All of a piece's rows are there; its columns may reach beyond the last.
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
+from syncline.model_ops_rocm.triton.kernels.linear_quantised import K_BLOCK
+
 PIECE_M = gl.constexpr(64)  # rows of a matrix instruction of four warps
-SUM_K = gl.constexpr(128)  # the longest sum in a tensor core, and what a scale of blocks is for
 
 
 @gluon.jit
@@ -32,7 +33,7 @@ def stage_scales(
     for block in gl.static_range(BLOCKS):
         at = gl.minimum(stage * BLOCKS + block, num_blocks - 1)
         of_x += (_row_scales(x_ptr + at, m, x_row, layout),)
-        of_weight += (gl.load(weight_ptr + (n // SUM_K).to(gl.int64) * weight_row + at),)
+        of_weight += (gl.load(weight_ptr + (n // K_BLOCK).to(gl.int64) * weight_row + at),)
     return of_x, of_weight
 
 

@@ -28,10 +28,10 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from syncline.model_ops_rocm.triton.kernels.linear_codes_pieces import (
     PIECE_M,
-    SUM_K,
     finish,
     stage_scales,
 )
+from syncline.model_ops_rocm.triton.kernels.linear_quantised import K_BLOCK
 
 GROUPS = gl.constexpr(2)  # of four warps that multiply
 # Of each thread; the feeding warp's, which counts as four, and the others' are all there are.
@@ -65,7 +65,7 @@ def _ask_x(desc, stages, bar, stage, tile_m, num_rows, k, BLOCKS: gl.constexpr):
     for block in gl.static_range(BLOCKS):
         for group in gl.static_range(GROUPS):
             place = stages.index((stage * BLOCKS + block) * GROUPS + group)
-            at = [_first_row(tile_m, group, num_rows), k + block * SUM_K]
+            at = [_first_row(tile_m, group, num_rows), k + block * K_BLOCK]
             tma.async_copy_global_to_shared(desc, at, bar, place)
 
 
@@ -78,7 +78,7 @@ def _ask_weight(
     for block in gl.static_range(BLOCKS):
         for column in gl.static_range(COLUMNS):
             place = stages.index((stage * BLOCKS + block) * COLUMNS + column)
-            at = [(tile_n * COLUMNS + column) * BLOCK_N, k + block * SUM_K]
+            at = [(tile_n * COLUMNS + column) * BLOCK_N, k + block * K_BLOCK]
             tma.async_copy_global_to_shared(desc, at, bar, place)
 
 
@@ -99,7 +99,7 @@ def _feed(
     """Asks for all stages of all items of this program, each when its stage is free."""
     x_stages, weight_stages, full, free = ring
     num_items, tiles_m, tiles_n, num_stages = sizes
-    BLOCKS: gl.constexpr = BLOCK_K // SUM_K
+    BLOCKS: gl.constexpr = BLOCK_K // K_BLOCK
     NUM_BYTES: gl.constexpr = (GROUPS * PIECE_M + COLUMNS * BLOCK_N) * BLOCK_K
     first, step = gl.program_id(0), gl.num_programs(0)
     count = gl.cdiv(num_items - first, step) * num_stages
@@ -197,7 +197,7 @@ def _multiply(
     _, _, full, _ = ring
     num_items, tiles_m, tiles_n, num_stages = sizes
     num_rows, num_columns, num_blocks = shape
-    BLOCKS: gl.constexpr = BLOCK_K // SUM_K
+    BLOCKS: gl.constexpr = BLOCK_K // K_BLOCK
     layout: gl.constexpr = gl.NVMMADistributedLayout(
         version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, BLOCK_N, 32]
     )
@@ -238,8 +238,8 @@ def _multiply(
 
 @gluon.jit(do_not_specialize=["num_rows"])
 def specialised_codes_kernel(
-    x_desc,  # [M, K], tiles of [PIECE_M, SUM_K]
-    weight_desc,  # [N, K], tiles of [BLOCK_N, SUM_K]
+    x_desc,  # [M, K], tiles of [PIECE_M, K_BLOCK]
+    weight_desc,  # [N, K], tiles of [BLOCK_N, K_BLOCK]
     x_scale_ptr,  # float32, as are the weight's: [M or 1] or, of blocks, [M, blocks of K]
     weight_scale_ptr,  # [N or 1] or, of blocks, [blocks of N, blocks of K]
     bias_ptr,
@@ -264,13 +264,13 @@ def specialised_codes_kernel(
     num_warps: gl.constexpr,  # 4
 ):
     gl.static_assert(COLUMNS == 1 or not SCALES_OF_BLOCKS)
-    BLOCKS: gl.constexpr = BLOCK_K // SUM_K
+    BLOCKS: gl.constexpr = BLOCK_K // K_BLOCK
     dtype: gl.constexpr = weight_desc.dtype
     x_stages = gl.allocate_shared_memory(
-        dtype, [STAGES * BLOCKS * GROUPS, PIECE_M, SUM_K], x_desc.layout
+        dtype, [STAGES * BLOCKS * GROUPS, PIECE_M, K_BLOCK], x_desc.layout
     )
     weight_stages = gl.allocate_shared_memory(
-        dtype, [STAGES * BLOCKS * COLUMNS, BLOCK_N, SUM_K], weight_desc.layout
+        dtype, [STAGES * BLOCKS * COLUMNS, BLOCK_N, K_BLOCK], weight_desc.layout
     )
     full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
@@ -282,7 +282,7 @@ def specialised_codes_kernel(
     tiles_n = gl.cdiv(num_columns, COLUMNS * BLOCK_N)
     ring = (x_stages, weight_stages, full, free)
     sizes = (tiles_m * tiles_n * SPLITS, tiles_m, tiles_n, gl.cdiv(depth, BLOCK_K * SPLITS))
-    shape = (num_rows, num_columns, gl.cdiv(depth, SUM_K))
+    shape = (num_rows, num_columns, gl.cdiv(depth, K_BLOCK))
     scales = (x_scale_ptr, x_scale_row, weight_scale_ptr, weight_scale_row)
     outs = (out_ptr, parts_ptr, bias_ptr, out_stride, out_last, bias_stride)
     gl.warp_specialize(

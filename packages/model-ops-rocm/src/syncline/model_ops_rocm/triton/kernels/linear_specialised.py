@@ -27,7 +27,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-SUM_DEPTH: gl.constexpr = gl.constexpr(128)  # of K, the longest sum of codes in a tensor core
+from syncline.model_ops_rocm.triton.kernels.linear_quantised import K_BLOCK
 
 
 @gluon.jit
@@ -86,7 +86,7 @@ def _feed_x(desc, ring, count, NUM_BYTES: gl.constexpr, PARTS: gl.constexpr, STA
 
 @gluon.jit
 def _multiply_codes(left, right, left_place, right_place, acc):
-    """acc plus a tile's four parts of SUM_DEPTH, each promoted, in their order."""
+    """acc plus a tile's four parts of K_BLOCK, each promoted, in their order."""
     zero = gl.zeros_like(acc)
     a, b = left_place * 4, right_place * 4
     sum_0 = warpgroup_mma(
@@ -176,7 +176,7 @@ def _multiply(
 
 @gluon.jit(do_not_specialize=["num_rows"])
 def specialised_linear_kernel(
-    x_desc,  # [M, K], parts of tiles: [BLOCK_M, BLOCK_K], or of codes [BLOCK_M, SUM_DEPTH]
+    x_desc,  # [M, K], parts of tiles: [BLOCK_M, BLOCK_K], or of codes [BLOCK_M, K_BLOCK]
     weight_desc,  # [N, K], likewise of BLOCK_N
     x_scale_ptr,  # float32; read of codes alone, as is the weight's
     weight_scale_ptr,
@@ -203,7 +203,7 @@ def specialised_linear_kernel(
 ):
     dtype: gl.constexpr = weight_desc.dtype
     HAS_CODES: gl.constexpr = dtype.primitive_bitwidth == 8
-    PARTS: gl.constexpr = BLOCK_K // SUM_DEPTH if HAS_CODES else 1
+    PARTS: gl.constexpr = BLOCK_K // K_BLOCK if HAS_CODES else 1
     NUM_BYTES: gl.constexpr = BLOCK_K * dtype.primitive_bitwidth // 8
     WIDTH: gl.constexpr = BLOCK_K // PARTS
     weight_places = gl.allocate_shared_memory(

@@ -98,19 +98,22 @@ def decode(step: Step, workspace: torch.Tensor | None, counters: torch.Tensor | 
         *(step.meta, step.meta.num_decode_rows, step.q.shape[1], pool.num_kv_heads),
         *(pool.layout.kernel_block_size, LAUNCHER.arch),
     )
+    is_split = units.num_splits > 1 or LAUNCHER.is_preparing
+    # Refused if they are too few or too small, whichever kernel is chosen.
+    if is_split and counters is not None:
+        require_counters(PAGED_ATTENTION, counters, units.num_units)
     if attention_short.takes(step):
-        _check_given(step, units, workspace, counters)
+        if units.num_splits > 1 and workspace is not None:
+            _parts(step, units.num_splits, workspace)
         attention_short.attend(step)
         if not LAUNCHER.is_preparing:
             return
     if units.num_splits == 1 or LAUNCHER.is_preparing:
         # Which one a number of rows needs, nothing but that number says: all are compiled.
         _launch(step, chosen_for(step, "decode"), units._replace(num_splits=1), None, None)
-    if units.num_splits > 1 or LAUNCHER.is_preparing:
+    if is_split:
         units = units._replace(num_splits=max(units.num_splits, 2))
         parts = _parts(step, units.num_splits, workspace)
-        if counters is not None:
-            require_counters(PAGED_ATTENTION, counters, units.num_units)
         for chosen in _of_parts(step, are_short=units.are_short):
             _launch(step, chosen, units, parts, counters)
         if counters is None:
@@ -121,18 +124,6 @@ def decode(step: Step, workspace: torch.Tensor | None, counters: torch.Tensor | 
                 step.out[:num_tokens],
                 None if lse is None else lse[:num_tokens],
             )
-
-
-def _check_given(
-    step: Step, units: Units, workspace: torch.Tensor | None, counters: torch.Tensor | None
-) -> None:
-    """What is too small for rows in parts is refused, whichever kernel is chosen."""
-    if units.num_splits == 1:
-        return
-    if counters is not None:
-        require_counters(PAGED_ATTENTION, counters, units.num_units)
-    if workspace is not None:
-        _parts(step, units.num_splits, workspace)
 
 
 def _of_parts(step: Step, *, are_short: bool) -> list[Chosen]:

@@ -15,14 +15,19 @@ from syncline.model_ops_rocm.triton.configs.attention import FEW, are_few
 from syncline.model_ops_rocm.triton.geometry import power_of_two
 from syncline.model_ops_rocm.triton.kernels.attention_short import short_decode_kernel
 from syncline.model_ops_rocm.triton.kv_places import places_of
-from syncline.model_ops_rocm.triton.launch import IS_INTERPRETED, LAUNCHER, overlaps, tiled
+from syncline.model_ops_rocm.triton.launch import (
+    IS_INTERPRETED,
+    LAUNCHER,
+    can_be_tiled,
+    overlaps,
+    tiled,
+)
 from syncline.model_ops_rocm.triton.ops.attention_step import Step, chosen_for, longest_of
 
 _PAGE: Final = 64  # tokens that are read at once
 _HEAD_DIM: Final = 128
 _MIN_COLUMNS: Final = 8  # of an instruction
 _MAX_COLUMNS: Final = 16  # heads of a group, times the queries of a row
-_RUN_BYTES: Final = 16
 
 
 def takes(step: Step) -> bool:
@@ -87,20 +92,19 @@ def _can_be_read(step: Step) -> bool:
         and pool.layout.kernel_block_size % _PAGE == 0
         and pool.head_dim == _HEAD_DIM
         and _num_columns(step) <= _MAX_COLUMNS
-        and (LAUNCHER.is_preparing or all(map(_is_readable, (step.cache.k, step.cache.v))))
+        and all(_is_readable(cache, pool) for cache in (step.cache.k, step.cache.v))
     )
 
 
-def _is_readable(cache: torch.Tensor) -> bool:
-    return cache.numel() > 0 and cache.data_ptr() % _RUN_BYTES == 0
+def _is_readable(cache: torch.Tensor, pool: KVPool) -> bool:
+    return (LAUNCHER.is_preparing or cache.numel() > 0) and can_be_tiled(cache, _width(pool))
 
 
 def _pages(cache: torch.Tensor, pool: KVPool) -> object:
     """The cache as rows, of a head's slots or of a slot's heads, in tiles of a page of a head."""
-    num_heads = pool.num_kv_heads if pool.layout.order == KVOrder.NHD else 1
-    width = num_heads * pool.head_dim
-    num_rows = cache.numel() // width
-    if LAUNCHER.is_preparing:
-        # What is compiled depends on the type and the tile alone.
-        cache = cache.new_empty(0, device="meta")
-    return tiled(cache, (num_rows, width), width, (_PAGE, pool.head_dim))
+    width = _width(pool)
+    return tiled(cache, (cache.numel() // width, width), width, (_PAGE, pool.head_dim))
+
+
+def _width(pool: KVPool) -> int:
+    return pool.head_dim * (pool.num_kv_heads if pool.layout.order == KVOrder.NHD else 1)

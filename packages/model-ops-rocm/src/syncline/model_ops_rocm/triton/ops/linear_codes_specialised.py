@@ -20,16 +20,17 @@ from syncline.model_ops_rocm.triton.configs.linear_many import (
     TILE_ROWS,
     kind_for_many,
 )
-from syncline.model_ops_rocm.triton.kernels.linear_codes_pieces import PIECE_M, SUM_K
+from syncline.model_ops_rocm.triton.kernels.linear_codes_pieces import PIECE_M
 from syncline.model_ops_rocm.triton.kernels.linear_codes_specialised import (
     specialised_codes_kernel,
 )
-from syncline.model_ops_rocm.triton.launch import IS_INTERPRETED, LAUNCHER, tiled
+from syncline.model_ops_rocm.triton.kernels.linear_quantised import K_BLOCK
+from syncline.model_ops_rocm.triton.launch import IS_INTERPRETED, LAUNCHER, can_be_tiled, tiled
 from syncline.model_ops_rocm.triton.ops.linear_operand import Operand
 from syncline.model_ops_rocm.triton.ops.products import Product
 
 _RUN: Final = 16  # codes, of a byte each, that the accelerator's addresses are multiples of
-_X_TILE: Final = (int(PIECE_M.value), int(SUM_K.value))
+_X_TILE: Final = (int(PIECE_M.value), int(K_BLOCK.value))
 
 
 def feed(
@@ -49,14 +50,12 @@ def _takes(x: Operand, weight: Operand) -> bool:
     """Whether the kernel knows such scales, and the accelerator can read both."""
     if IS_INTERPRETED or x.is_e8m0 or weight.is_e8m0 or x.scale_depth != weight.scale_depth:
         return False
-    is_known = x.scale_depth == 0 or weight.scale_rows == SUM_K.value
+    is_known = x.scale_depth == 0 or weight.scale_rows == K_BLOCK.value
     return is_known and _is_readable(x.codes) and _is_readable(weight.codes)
 
 
 def _is_readable(codes: torch.Tensor) -> bool:
-    """What is prepared stands for any tensor that begins at a multiple of 16 bytes."""
-    begins = LAUNCHER.is_preparing or codes.data_ptr() % _RUN == 0
-    return codes.shape[1] % _RUN == 0 and begins
+    return codes.shape[1] % _RUN == 0 and can_be_tiled(codes, codes.shape[1])
 
 
 def _chosen(product: Product, weight: Operand, depth: int) -> Iterator[Product]:
@@ -86,8 +85,12 @@ def _multiply(
         (min(tiles_m * tiles_n * product.splits, PROGRAMS),),
         product.chosen,
         (
-            _tiles(x.codes, (product.num_rows, depth), _X_TILE),
-            _tiles(weight.codes, (product.num_columns, depth), (constants["BLOCK_N"], _X_TILE[1])),
+            # The rows without what pads them.
+            tiled(x.codes, (product.num_rows, depth), x.codes.shape[1], _X_TILE),
+            tiled(
+                *(weight.codes, (product.num_columns, depth), weight.codes.shape[1]),
+                (constants["BLOCK_N"], _X_TILE[1]),
+            ),
             *(x.scales, weight.scales, product.bias_or_out, product.out, parts),
             *(product.num_rows, product.num_columns, depth, x.scale_row, weight.scale_row),
             *product.strides,
@@ -95,12 +98,3 @@ def _multiply(
         {"HAS_BIAS": product.adds_bias, "SCALES_OF_BLOCKS": weight.scale_depth != 0},
     )
     product.finish(parts)
-
-
-def _tiles(codes: torch.Tensor, shape: tuple[int, int], tile: tuple[int, int]) -> object:
-    """The rows without what pads them, in tiles."""
-    stride = codes.shape[1]
-    if LAUNCHER.is_preparing:
-        # What is compiled depends on the type and the tile alone.
-        codes = codes.new_empty(0, device="meta")
-    return tiled(codes, shape, stride, tile)

@@ -14,14 +14,11 @@ import torch
 from syncline.model_ops_rocm.triton.configs.linear import Sizes
 from syncline.model_ops_rocm.triton.configs.linear_specialised import ROWS, kind_for_specialised
 from syncline.model_ops_rocm.triton.geometry import Matrix
-from syncline.model_ops_rocm.triton.kernels.linear_specialised import (
-    SUM_DEPTH,
-    specialised_linear_kernel,
-)
-from syncline.model_ops_rocm.triton.launch import IS_INTERPRETED, LAUNCHER, tiled
+from syncline.model_ops_rocm.triton.kernels.linear_quantised import K_BLOCK
+from syncline.model_ops_rocm.triton.kernels.linear_specialised import specialised_linear_kernel
+from syncline.model_ops_rocm.triton.launch import IS_INTERPRETED, LAUNCHER, can_be_tiled, tiled
 from syncline.model_ops_rocm.triton.ops.products import Product
 
-_RUN_BYTES: Final = 16
 # The rows that one prepared number of them stands for begin after these.
 _FEWEST: Final = ROWS[0]
 
@@ -39,24 +36,16 @@ class Side:
     @property
     def is_readable(self) -> bool:
         """Whether the accelerator can; what is prepared stands for any whose rows lie close."""
-        stride = self.rows.stride
-        return LAUNCHER.is_preparing or (
-            self.rows.last_stride == 1
-            and stride >= self.depth
-            and stride * self.tensor.itemsize % _RUN_BYTES == 0
-            and self.tensor.data_ptr() % _RUN_BYTES == 0
-        )
+        rows = self.rows
+        is_close = rows.last_stride == 1 and rows.stride >= self.depth
+        return (LAUNCHER.is_preparing or is_close) and can_be_tiled(self.tensor, rows.stride)
 
     def tiles(self, block_rows: int, block_k: int) -> object:
         """Of [block_rows, block_k]; of codes so wide that a sum of them is not too long."""
-        tensor, stride = self.tensor, self.rows.stride
         if self.scale is not None:
-            block_k = min(block_k, SUM_DEPTH.value)
-        if LAUNCHER.is_preparing:
-            # What is compiled depends on the type and the tile alone.
-            tensor = tensor.new_empty(0, device="meta")
-            stride = -(-self.depth // _RUN_BYTES) * _RUN_BYTES
-        return tiled(tensor, (self.rows.num_rows, self.depth), stride, (block_rows, block_k))
+            block_k = min(block_k, K_BLOCK.value)
+        shape = self.rows.num_rows, self.depth
+        return tiled(self.tensor, shape, self.rows.stride, (block_rows, block_k))
 
 
 def feed(product: Product, x: Side, weight: Side) -> bool:

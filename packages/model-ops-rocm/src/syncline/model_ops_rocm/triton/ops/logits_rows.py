@@ -156,7 +156,7 @@ class RowPass(NamedTuple):
 
     @property
     def _is_in_pairs(self) -> bool:
-        """Whether `collect` takes two logits at a time: of 16 bits, in rows of whole 16 bytes."""
+        """Whether `collect` takes two logits at a time: of 16 bits, in rows of whole 32 bytes."""
         logits_RV = self.logits_RV
         row_stride, last_stride = logits_RV.stride()
         is_even = logits_RV.shape[1] % 2 == 0 and row_stride % 16 == 0 and last_stride == 1
