@@ -46,11 +46,24 @@ def empty_memory_is_nan(request: pytest.FixtureRequest) -> Iterator[None]:
     torch.use_deterministic_algorithms(before)
 
 
+@pytest.fixture(scope="session")
+def context(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Workers make their contexts on the card one at a time: of many at once some fail."""
+    import fcntl  # which not every system has
+
+    with (tmp_path_factory.getbasetemp().parent / "context.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        torch.zeros(1, device="cuda")
+
+
 @pytest.fixture(autouse=True)
 def memory_is_given_back(request: pytest.FixtureRequest) -> Iterator[None]:
     """What a GPU test took, PyTorch keeps: beyond a little, other workers of the card miss it."""
+    is_of_gpu = request.node.get_closest_marker("gpu") is not None
+    if is_of_gpu:
+        request.getfixturevalue("context")
     yield
-    if request.node.get_closest_marker("gpu") and torch.cuda.memory_reserved() > KEPT_BYTES:
+    if is_of_gpu and torch.cuda.memory_reserved() > KEPT_BYTES:
         torch.cuda.empty_cache()
 
 

@@ -84,6 +84,35 @@ def test_the_cut_of_a_flat_row_is_found_in_what_was_collected(
     assert cut == expected[number - 1]
 
 
+@pytest.mark.parametrize(
+    ("dtype", "scale", "middle", "top_p"),
+    [
+        (torch.float32, 3.0, 0.0, 0.9),
+        (torch.float32, 3.0, 0.0, 0.5),
+        (torch.float32, 6.0, 0.0, 0.5),
+        # A float16 of 300 is a multiple of a quarter: hundreds of ids share each value.
+        (torch.float16, 2.5, 300.0, 0.9),
+    ],
+    ids=str,
+)
+def test_a_bracket_holds_the_cut_of_a_peaked_row(
+    dtype: torch.dtype, scale: float, middle: float, top_p: float
+) -> None:
+    rows_of = importlib.import_module("syncline.model_ops_rocm.triton.ops.logits_rows")
+    make = torch.Generator().manual_seed(7)
+    logits = torch.randn(3, 24_000, generator=make).mul_(scale).add_(middle).to(dtype)
+    filters = Distribution(None, None, torch.full((3,), top_p))
+    given = rows_of.Operands(logits, filters, WHOLE, 24_000, None, None)
+    stats = rows_of.begin("sample", given).stats
+    lows, highs, cuts = stats.lows[:3], stats.highs[:3], stats.cuts[:3]
+    # Not +inf: no row was read again.
+    assert bool(((lows <= cuts) & (cuts < highs) & (lows < float("inf"))).all()), (lows, highs)
+    values = torch.sort(logits.double(), dim=1, descending=True).values
+    weights = (values - values[:, :1]).exp()
+    kept = (weights.cumsum(1) - weights < top_p * weights.sum(1, keepdim=True)).sum(1)
+    assert torch.equal(cuts.double(), values.gather(1, kept[:, None] - 1)[:, 0])
+
+
 @pytest.mark.parametrize("filters", [(), (None, [0.9]), ([40],), (None, None, [0.05])], ids=str)
 def test_a_program_takes_several_tiles_where_there_are_many(
     monkeypatch: pytest.MonkeyPatch, filters: tuple[list[float] | None, ...]

@@ -1,8 +1,7 @@
 """Between which two logits a row's cut should lie, from a sample of the row and its tiles' sums.
 
-The sample is single runs of WIDTH ids, evenly spread. What a tile without a larger logit weighs is
-known exactly, so single large logits, which a sample misses, are never guessed at. A bracket may be
-wrong: what is found in it is checked. Knows no request.
+A few of the sample say about where, all of it how near. A bracket may be wrong: what is found in it
+is checked. Knows no request.
 """
 
 import triton
@@ -20,86 +19,20 @@ from syncline.model_ops_rocm.triton.kernels.logits_cut import (
     tile_bound,
     weight_bound,
 )
+from syncline.model_ops_rocm.triton.kernels.logits_sample import (
+    add_four,
+    ask_for_sample,
+    four_below,
+    number_from,
+    three_below,
+)
 
 # How many standard errors a bracket's ends lie off the guess.
-MARGIN = tl.constexpr(5.0)
-
-
-@triton.jit
-def ask_for_sample(
-    row_ptr, maxima_ptr, last_stride, num_real, is_whole, FEW: tl.constexpr, MANY: tl.constexpr,
-    WIDTH: tl.constexpr, GROUP: tl.constexpr, LANES: tl.constexpr, TILE: tl.constexpr,
-):  # fmt: skip
-    """A sample of at most a quarter of the row, in MANY parts, of which the first FEW are one, too.
-
-    Of each part [LANES, GROUP] as stored, -inf where nothing is, and float32 [LANES], their tiles'
-    largest; no more than the FEW unless `is_whole`. How many ids each stands for, of all and of the
-    FEW. A thread has GROUP of a part, and adds them up itself.
-    """
-    RUNS: tl.constexpr = LANES * GROUP // WIDTH
-    num_runs = num_real // WIDTH
-    num_chunks = tl.maximum(tl.minimum(num_runs // 4, MANY * RUNS), 1)
-    num_parts = (num_chunks + RUNS - 1) // RUNS
-    # A row has at most 2^15 runs; one division for all of them.
-    step = (num_runs << 10) // num_chunks
-    lanes = tl.arange(0, LANES)
-    groups, places = lanes // (WIDTH // GROUP), lanes % (WIDTH // GROUP) * GROUP
-    in_group = tl.arange(0, GROUP)[None, :]
-    parts, number, number_few = (), num_chunks, num_chunks * 0
-    for part in tl.static_range(MANY):
-        # Any part is spread over all of the row.
-        chunks = groups * num_parts + part
-        limit = tl.where(part < num_parts, tl.minimum(num_chunks, num_runs), 0)
-        if part >= FEW:
-            limit = tl.where(is_whole, limit, 0)
-        else:
-            number_few += tl.where(
-                part < num_parts, (num_chunks - part + num_parts - 1) // num_parts, 0
-            )
-        firsts = tl.where(chunks < limit, (chunks * step) >> 10, 0) * WIDTH
-        columns = (firsts + places)[:, None] + in_group
-        at = row_ptr + columns.to(tl.int64) * last_stride
-        x = tl.load(at, mask=(chunks < limit)[:, None], other=NEG_INF)
-        tops = tl.load(maxima_ptr + firsts // TILE, mask=chunks < limit, other=NEG_INF)
-        parts += ((x, tops),)  # type: ignore[assignment]  # tuples grow
-    each = num_real.to(tl.float32) / (number * WIDTH).to(tl.float32)
-    return parts, each, num_real.to(tl.float32) / (number_few * WIDTH).to(tl.float32)
-
-
-@triton.jit
-def weights_of(x, scale, offset, IS_CUDA: tl.constexpr):
-    """float32: 2^(x * scale - offset), of a sample: not exact, and 0 for what is no normal number.
-
-    On CUDA in PTX, since otherwise such numbers are scaled, and cost three instructions more.
-    """
-    powers = tl.fma(x, tl.broadcast_to(scale, x.shape), tl.broadcast_to(-offset, x.shape))
-    if IS_CUDA:
-        weights = tl.inline_asm_elementwise(
-            "ex2.approx.ftz.f32 $0, $1;", "=r,r", [powers], dtype=tl.float32, is_pure=True, pack=1
-        )
-    else:
-        weights = tl.exp2(powers)
-    return weights
-
-
-@triton.jit
-def number_from(parts, value, FEW: tl.constexpr):
-    """float32: how many of the first FEW parts reach a value."""
-    number = tl.sum((parts[0][0].to(tl.float32) >= value).to(tl.float32), axis=1)
-    for part in tl.static_range(1, FEW):
-        number += tl.sum((parts[part][0].to(tl.float32) >= value).to(tl.float32), axis=1)
-    return tl.sum(number, axis=0)
-
-
-@triton.jit
-def add_four(a_1, b_1, c_1, d_1, a_2, b_2, c_2, d_2):
-    return a_1 + a_2, b_1 + b_2, c_1 + c_2, d_1 + d_2
-
-
-@triton.jit
-def sum_below(value, x, weights, tops):
-    """float32 [LANES]: what lies below a value, in tiles that reach it."""
-    return tl.where(tops >= value, tl.sum(tl.where(x < value, weights, 0.0), axis=1), 0.0)
+MARGIN = tl.constexpr(4.5)
+# And of the small sample, the values by which the large one is read.
+FAR = tl.constexpr(6.0)
+# Of a logarithm of weights, in units of a weight's own: a flatter one is as good as straight.
+LEAST_SLOPE = tl.constexpr(1e-3)
 
 
 @triton.jit
@@ -151,12 +84,37 @@ def count_bound(parts, each, least, largest, wanted, FEW: tl.constexpr):
 
 
 @triton.jit
-def four_below(v_1, v_2, v_3, v_4, part, scale, offset, IS_CUDA: tl.constexpr):
-    """See `sum_below`: of four values."""
-    x, tops = part[0].to(tl.float32), part[1]
-    weights = weights_of(x, scale, offset, IS_CUDA)
-    s_1, s_2 = sum_below(v_1, x, weights, tops), sum_below(v_2, x, weights, tops)
-    return s_1, s_2, sum_below(v_3, x, weights, tops), sum_below(v_4, x, weights, tops)
+def gap_of(low_weight, high_weight):
+    """Between the binary logarithms of two weights, of which none need be positive."""
+    return tl.log2(tl.maximum(high_weight, 1e-37)) - tl.log2(tl.maximum(low_weight, 1e-37))
+
+
+@triton.jit
+def slope_of(low, low_weight, high, high_weight):
+    """How fast the logarithm of what lies below a value grows from `low` to `high`."""
+    return gap_of(low_weight, high_weight) / tl.maximum(high - low, 1e-30)
+
+
+@triton.jit
+def last_under(low, low_weight, floor, value, weight, variance, dropped):
+    """Whether it is `value` that seems to lie under the cut; and, with great certainty, does."""
+    is_under = weight <= dropped
+    gap = dropped - weight
+    is_sure = is_under & (gap * gap >= variance * (MARGIN * MARGIN))
+    low, low_weight = tl.where(is_under, value, low), tl.where(is_under, weight, low_weight)
+    return low, low_weight, tl.where(is_sure, tl.maximum(floor, value), floor)
+
+
+@triton.jit
+def first_over(low, high, high_weight, error, ceiling, value, weight, variance, dropped):
+    """Likewise over the cut; `error` is the variance there."""
+    # What is known of a tile is exact only above its largest logit: sums may fall.
+    is_over = (weight > dropped) & (value > low)
+    gap = weight - dropped
+    is_sure = is_over & (gap * gap > variance * (MARGIN * MARGIN))
+    high, high_weight = tl.where(is_over, value, high), tl.where(is_over, weight, high_weight)
+    ceiling = tl.where(is_sure, tl.minimum(ceiling, value), ceiling)
+    return high, high_weight, tl.where(is_over, variance, error), ceiling
 
 
 @triton.jit
@@ -164,14 +122,15 @@ def weight_ends(
     parts, each, num_real, maxima, worth, lowest, largest, scale, dropped, left,
     FEW: tl.constexpr, ROUNDS: tl.constexpr, IS_CUDA: tl.constexpr,
 ):  # fmt: skip
-    """Values that the cut below which `dropped` lies is very probably between, and weights there.
+    """(low, guess, high, floor, ceiling): about where the cut is below which `dropped` lies.
 
     Of the first FEW parts; four values to a round, since what one takes are its sums over the
-    block.
+    block. A larger sample's guess should lie well between `low` and `high`; the cut itself lies
+    between `floor` and `ceiling`, with great certainty.
     """
     offset = largest * scale
-    low, high = lowest, largest
-    low_weight, high_weight = dropped * 0.25, left
+    low, high, floor, ceiling = lowest, largest, lowest, largest
+    low_weight, high_weight, error = dropped * 0.25, left, left * left
     share = each / num_real
     for _ in range(ROUNDS):
         step = (high - low) * 0.2
@@ -194,61 +153,55 @@ def weight_ends(
         w_3, e_3 = estimate(k_3, s_3, s_3 * near, near, each, share)
         near *= more
         w_4, e_4 = estimate(k_4, s_4, s_4 * near, near, each, share)
-        low, low_weight = last_under(low, low_weight, v_1, w_1, e_1, dropped)
-        low, low_weight = last_under(low, low_weight, v_2, w_2, e_2, dropped)
-        low, low_weight = last_under(low, low_weight, v_3, w_3, e_3, dropped)
-        low, low_weight = last_under(low, low_weight, v_4, w_4, e_4, dropped)
-        high, high_weight = first_over(high, high_weight, v_4, w_4, e_4, dropped)
-        high, high_weight = first_over(high, high_weight, v_3, w_3, e_3, dropped)
-        high, high_weight = first_over(high, high_weight, v_2, w_2, e_2, dropped)
-        high, high_weight = first_over(high, high_weight, v_1, w_1, e_1, dropped)
-    return low, low_weight, high, high_weight
-
-
-@triton.jit
-def last_under(low, low_weight, value, weight, variance, dropped):
-    """Whether it is `value` that lies under the cut; so with what is below it."""
-    gap = dropped - weight
-    is_under = (gap >= 0.0) & (gap * gap >= variance * (MARGIN * MARGIN))
-    return tl.where(is_under, value, low), tl.where(is_under, weight, low_weight)
-
-
-@triton.jit
-def first_over(high, high_weight, value, weight, variance, dropped):
-    """Likewise over the cut."""
-    gap = weight - dropped
-    is_over = (gap > 0.0) & (gap * gap > variance * (MARGIN * MARGIN))
-    return tl.where(is_over, value, high), tl.where(is_over, weight, high_weight)
+        low, low_weight, floor = last_under(low, low_weight, floor, v_1, w_1, e_1, dropped)
+        low, low_weight, floor = last_under(low, low_weight, floor, v_2, w_2, e_2, dropped)
+        low, low_weight, floor = last_under(low, low_weight, floor, v_3, w_3, e_3, dropped)
+        low, low_weight, floor = last_under(low, low_weight, floor, v_4, w_4, e_4, dropped)
+        high, high_weight, error, ceiling = first_over(
+            low, high, high_weight, error, ceiling, v_4, w_4, e_4, dropped
+        )
+        high, high_weight, error, ceiling = first_over(
+            low, high, high_weight, error, ceiling, v_3, w_3, e_3, dropped
+        )
+        high, high_weight, error, ceiling = first_over(
+            low, high, high_weight, error, ceiling, v_2, w_2, e_2, dropped
+        )
+        high, high_weight, error, ceiling = first_over(
+            low, high, high_weight, error, ceiling, v_1, w_1, e_1, dropped
+        )
+    guess = between(dropped, low, low_weight, high, high_weight)
+    slope = tl.maximum(slope_of(low, low_weight, high, high_weight), scale * LEAST_SLOPE)
+    # The sample's error, of what is dropped.
+    off = tl.sqrt(error) * FAR / tl.maximum(dropped, 1e-37)
+    under = guess + tl.log2(tl.maximum(1.0 - off, 0.02)) / slope
+    over = guess + tl.log2(1.0 + off) / slope
+    is_poor = off > 1.0
+    low = tl.where(is_poor, floor, tl.minimum(tl.maximum(under, floor), low))
+    high = tl.where(is_poor, ceiling, tl.maximum(tl.minimum(over, ceiling), high))
+    return low, guess, high, floor, ceiling
 
 
 @triton.jit
 def between(weight, low, low_weight, high, high_weight):
     """The value at a weight: its logarithm is almost straight between two near ones."""
-    start = tl.log2(tl.maximum(low_weight, 1e-37))
-    whole = tl.log2(tl.maximum(high_weight, 1e-37)) - start
-    share = (tl.log2(tl.maximum(weight, 1e-37)) - start) / tl.maximum(whole, 1e-6)
+    whole = tl.maximum(gap_of(low_weight, high_weight), 1e-6)
+    share = gap_of(low_weight, weight) / whole
     return low + tl.minimum(tl.maximum(share, 0.0), 1.0) * (high - low)
 
 
 @triton.jit
-def three_below(low, guess, high, part, scale, offset, IS_CUDA: tl.constexpr):
-    """See `sum_below`: of three values, and the squares of the second."""
-    x, tops = part[0].to(tl.float32), part[1]
-    weights = weights_of(x, scale, offset, IS_CUDA)
-    parts = tl.where(x < guess, weights, 0.0)
-    at_guess = tl.where(tops >= guess, tl.sum(parts, axis=1), 0.0)
-    squares = tl.where(tops >= guess, tl.sum(parts * parts, axis=1), 0.0)
-    at_low, at_high = sum_below(low, x, weights, tops), sum_below(high, x, weights, tops)
-    return at_low, at_guess, squares, at_high
-
-
-@triton.jit
 def closer_ends(
-    parts, each, num_real, maxima, worth, low, low_weight, high, high_weight, largest, scale,
-    dropped, MANY: tl.constexpr, IS_CUDA: tl.constexpr,
+    parts, each, num_real, maxima, worth, ends, largest, scale, dropped, MANY: tl.constexpr,
+    SHIFT: tl.constexpr, IS_CUDA: tl.constexpr,
 ):  # fmt: skip
-    """Likewise by all parts, between two such values."""
-    guess = between(dropped, low, low_weight, high, high_weight)
+    """Values that the cut is very probably between, by all parts and what `weight_ends` gave."""
+    low, guess, high, floor, ceiling = ends
+    if SHIFT > 0:
+        # Values that logits can have: below one between two of those lies what lies below the next,
+        # so that it would seem to be reached too soon.
+        low = value_of(code_of(low, SHIFT) - 1, SHIFT)
+        guess = value_of(code_of(guess, SHIFT), SHIFT)
+        high = value_of(code_of(high, SHIFT) + 1, SHIFT)
     offset = largest * scale
     a, b, c, d = three_below(low, guess, high, parts[0], scale, offset, IS_CUDA)
     for part in tl.static_range(1, MANY):
@@ -265,18 +218,26 @@ def closer_ends(
     weight, variance = estimate(known_guess, b, c, near, each, each / num_real)
     error = tl.sqrt(variance)
     low_weight, high_weight = known_low + a * each, known_high + d * each
-    less, more = dropped - MARGIN * error, dropped + MARGIN * error
+    less, more = dropped - error * MARGIN, dropped + error * MARGIN
+    # The logarithm of what lies below a value bends downwards: chords lie under it between their
+    # ends and over it beyond, so that the lower end goes by a steeper line above the guess, by a
+    # flatter one below it, and by the chord itself below `low`.
+    least = scale * LEAST_SLOPE
+    before = tl.maximum(slope_of(low, low_weight, guess, weight), least)
+    after = tl.maximum(slope_of(guess, weight, high, high_weight), least)
+    slope = tl.where(less < weight, tl.sqrt(before * after), tl.maximum(before, after))
     first = tl.where(
-        less < weight,
-        between(less, low, low_weight, guess, weight),
-        between(less, guess, weight, high, high_weight),
+        less < low_weight,
+        tl.maximum(low + gap_of(low_weight, less) / before, floor),
+        tl.maximum(guess + gap_of(weight, less) / slope, low),
     )
     second = tl.where(
         more < weight,
         between(more, low, low_weight, guess, weight),
         between(more, guess, weight, high, high_weight),
     )
-    return first, second
+    beyond = tl.minimum(high + 2.0 * gap_of(high_weight, more) / after, ceiling)
+    return first, tl.where(more > high_weight, beyond, second)
 
 
 @triton.jit(do_not_specialize=["num_real", "num_tiles", "num_collected"])
@@ -365,14 +326,15 @@ def bracket_kernel(  # noqa: PLR0915 - what each filter asks for, one after anot
             dropped = (left - wanted).to(tl.float32)
             lowest = weight_bound(largest, temperature, left, wanted, num_real)
             known = worth.to(tl.float32)
-            low, low_weight, upper, upper_weight = weight_ends(
+            ends = weight_ends(
                 parts, each_few, num_real, maxima, known, lowest, largest, scale, dropped,
                 left.to(tl.float32), FEW, ROUNDS, OVERLAP,
             )  # fmt: skip
+            low = ends[0]
             if number_from(parts, low, FEW) * each_few > MOST:
                 low, upper = closer_ends(
-                    parts, each, num_real, maxima, known, low, low_weight, upper, upper_weight,
-                    largest, scale, dropped, MANY, OVERLAP,
+                    parts, each, num_real, maxima, known, ends, largest, scale, dropped, MANY,
+                    SHIFT, OVERLAP,
                 )  # fmt: skip
                 high = tl.where(upper < largest, upper, INF)
             if SHIFT > 0:

@@ -31,7 +31,7 @@ MAX_SHARDS: Final = 1_024
 # Of more rows at once, the others' logits are read at every step of the search.
 MAX_COLLECTED: Final = 1_024
 REGIONS: Final = 32
-CAPACITY: Final = 512
+CAPACITY: Final = 640
 _ALIGNED_ENTRIES: Final = 32
 _ENTRY_BYTES: Final = 4
 
