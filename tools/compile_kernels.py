@@ -117,9 +117,10 @@ def _row(name: str, one: object) -> Row:
     facts = read_code(one.binary)
     faults = faults_of(facts, rules_of(one.key.op), one.key, str(one.binary.metadata.name))
     constants = " ".join(f"{key} {value}" for key, value in one.config.constants.items())
+    programs = f"clusters of {one.config.num_ctas}, " if one.config.num_ctas > 1 else ""
     return Row(
         name=name,
-        config=f"{one.config.num_warps} warps, {constants}",
+        config=f"{one.config.num_warps} warps, {programs}{constants}",
         facts=asdict(facts),
         expected={
             "loads": sorted(facts.loads),

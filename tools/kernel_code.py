@@ -128,6 +128,8 @@ def _read_nvidia(ptx: str, cubin: bytes, shared_bytes: int, num_warps: int) -> C
     loads = Counter(name for name, kind in memory if kind == "ld")
     loads.update(f"{name} {int(size, 0)}B" for name, size in _PTX_ASYNC.findall(ptx))
     loads.update(_PTX_BULK.findall(ptx))
+    # What PTX declares besides what Triton lays out; NVIDIA's own of each block is among it.
+    shared_bytes += max(used["SHARED"] - _SM_SHARED_OF_BLOCK, 0)
     registers = used["REG"]
     blocks = _SM_REGISTERS // (-(-registers // 8) * 8 * 32 * num_warps)
     if shared_bytes:
@@ -154,7 +156,7 @@ def _uses_stack(cubin: bytes, num_bytes: int) -> bool:
 
 def _resource_usage(cubin: bytes) -> dict[str, int]:
     found = re.findall(
-        r"\b(REG|STACK|LOCAL):(\d+)", _tool("cuobjdump", "--dump-resource-usage", cubin)
+        r"\b(REG|STACK|SHARED|LOCAL):(\d+)", _tool("cuobjdump", "--dump-resource-usage", cubin)
     )
     return {name: int(number) for name, number in found}
 

@@ -84,13 +84,16 @@ def test_a_fed_product_finds_a_row_that_its_rings_and_shared_memory_hold() -> No
         sizes = row.constants
         assert sizes["BLOCK_M"] == key.up_to
         assert 0 < sizes["AHEAD"] <= sizes["STAGES"]
-        # Both rings are filled before anything is multiplied, of the least K that is fed.
-        least = 8_192 // key.dtype.itemsize
+        # Both rings are filled before anything is multiplied, of the least K that is fed; of K
+        # each program of a cluster has its part.
+        least = 8_192 // key.dtype.itemsize // row.num_ctas
         assert max(sizes["STAGES"], sizes["X_STAGES"]) * sizes["BLOCK_K"] <= least
         rows = sizes["STAGES"] * sizes["BLOCK_N"] + sizes["X_STAGES"] * sizes["BLOCK_M"]
         assert rows * sizes["BLOCK_K"] * key.dtype.itemsize <= 224 * 1_024
         if key.dtype.itemsize == 1:
             assert sizes["BLOCK_K"] == 4 * 128
+        is_shared = key.up_to == 64 and key.kind != "specialised"
+        assert row.num_ctas == (2 if is_shared else 1)
 
 
 def test_a_warp_of_its_own_feeds_many_rows_of_codes_where_tiles_fill_enough_processors() -> None:

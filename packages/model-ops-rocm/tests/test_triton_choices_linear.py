@@ -25,6 +25,7 @@ pytestmark = pytest.mark.skipif(IS_INTERPRETED, reason="the interpreter compiles
 
 BF16 = torch.bfloat16
 SPECIALISED = "specialised_linear_kernel"
+CLUSTER = "cluster_linear_kernel"
 NAMES = ("weight", "weight_scale")
 
 
@@ -34,9 +35,10 @@ def launched(
     *,
     layout: WeightLayout | None = None,
     is_invariant: bool = False,
+    out: torch.Tensor | None = None,
 ) -> list[str]:
     with stand_in_driver("sm_90"), LAUNCHER.compiling(is_preparing=False) as compiled:
-        LINEAR_OP(x, weight, layout=layout or RowMajor(), batch_invariant=is_invariant)
+        LINEAR_OP(x, weight, layout=layout or RowMajor(), batch_invariant=is_invariant, out=out)
     return [one.binary.metadata.name for one in compiled]
 
 
@@ -69,6 +71,57 @@ def test_other_products_are_not(weight: torch.Tensor) -> None:
     assert SPECIALISED not in launched(x[:16], weight, layout=Shuffle16x16())
     assert SPECIALISED not in launched(x[:16], weight, is_invariant=True)
     assert SPECIALISED not in launched(x[:16].float(), weight.float())
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_programs_of_a_cluster_share_64_rows_where_k_is_long_or_tiles_are_many(
+    dtype: torch.dtype,
+) -> None:
+    def chosen(num_rows: int, num_columns: int, depth: int) -> list[str]:
+        x = torch.empty(num_rows, depth, dtype=dtype)
+        return launched(x, torch.empty(num_columns, depth, dtype=dtype))
+
+    for shape in ((4_096, 8_192), (3_778, 12_296), (6_082, 4_096), (8_192, 8_200)):
+        assert chosen(64, *shape) == [CLUSTER]
+        assert chosen(32, *shape) == [SPECIALISED]
+        assert CLUSTER not in chosen(63, *shape)
+        assert CLUSTER not in chosen(65, *shape)
+    assert chosen(64, 4_096, 8_184) == [SPECIALISED]
+    for shape in ((3_776, 8_192), (4_160, 8_192), (6_080, 4_096), (8_194, 4_096), (6_144, 4_088)):
+        assert CLUSTER not in chosen(64, *shape)
+    # Columns are stored by twos, and there is no such table for 64 rows besides.
+    for shape in ((4_095, 8_192), (6_145, 4_096)):
+        assert {CLUSTER, SPECIALISED}.isdisjoint(chosen(64, *shape))
+
+
+def test_results_that_cannot_be_stored_in_pairs_are_not_shared() -> None:
+    x, weight = torch.empty(64, 8_192, dtype=BF16), torch.empty(4_096, 8_192, dtype=BF16)
+    wide, odd = torch.empty(64, 8_192, dtype=BF16), torch.empty(64, 4_099, dtype=BF16)
+    for out in (wide[:, :4_096], wide[:, 2:4_098]):
+        assert launched(x, weight, out=out) == [CLUSTER]
+    for out in (wide[:, ::2], wide[:, 1:4_097], odd[:, :4_096]):
+        assert {CLUSTER, SPECIALISED}.isdisjoint(launched(x, weight, out=out))
+    unreadable = torch.empty(64, 8_193, dtype=BF16)[:, 1:]
+    assert {CLUSTER, SPECIALISED}.isdisjoint(launched(unreadable, weight))
+
+
+@pytest.mark.parametrize("shape", [(4_096, 8_192), (6_144, 4_096)], ids=str)
+def test_what_is_prepared_of_64_rows_stands_for_those_that_are_not_shared_too(
+    shape: tuple[int, int],
+) -> None:
+    x, weight = torch.empty(64, shape[1], dtype=BF16), torch.empty(shape, dtype=BF16)
+    odd = torch.empty(64, shape[0] + 3, dtype=BF16)[:, : shape[0]]
+    apart = torch.empty(64, 2 * shape[0], dtype=BF16)[:, ::2]
+    layout = RowMajor()
+    for out in (None, odd, apart):
+        with stand_in_driver("sm_90"):
+            with LAUNCHER.compiling() as compiled:
+                LINEAR_OP(x, weight, layout=layout, out=out)
+            assert {CLUSTER, SPECIALISED} < {one.binary.metadata.name for one in compiled}
+            with LAUNCHER.sealed(), LAUNCHER.compiling(is_preparing=False):
+                for num_rows in (64, 63, 32, 17):
+                    few = None if out is None else out[:num_rows]
+                    LINEAR_OP(x[:num_rows], weight, layout=layout, out=few)
 
 
 def launched_of_codes(

@@ -56,6 +56,14 @@ def test_options_of_a_vendor_go_to_that_vendor_alone() -> None:
         launch_options(sm_90, hip)
 
 
+def test_clusters_are_an_option_of_nvidia_alone() -> None:
+    config = LaunchConfig(num_warps=4, num_ctas=2)
+    assert launch_options(Target.of_arch("sm_90"), config) == COMMON | {"num_ctas": 2}
+    for arch in ("gfx942", "gfx950"):
+        with pytest.raises(ValueError, match=rf"{arch} has no option num_ctas$"):
+            launch_options(Target.of_arch(arch), config)
+
+
 def test_kpack_is_an_option_of_gfx942_alone() -> None:
     config = LaunchConfig(num_warps=4, kpack=2)
     assert launch_options(Target.of_arch("gfx942"), config) == COMMON | {"kpack": 2}
@@ -69,6 +77,8 @@ def test_an_impossible_configuration_is_refused_when_it_is_made() -> None:
         LaunchConfig(num_warps=3)
     with pytest.raises(ValueError, match=r"num_stages must be positive, got 0"):
         LaunchConfig(num_warps=4, num_stages=0)
+    with pytest.raises(ValueError, match=r"num_ctas must be 1, 2, 4 or 8, got 3"):
+        LaunchConfig(num_warps=4, num_ctas=3)
 
 
 def test_every_op_has_a_row_for_every_architecture_and_dtype_and_every_row_has_an_op() -> None:

@@ -167,18 +167,28 @@ def can_be_tiled(tensor: torch.Tensor, stride: int) -> bool:
 
 
 def tiled(
-    tensor: torch.Tensor, shape: tuple[int, int], stride: int, tile: tuple[int, int]
+    tensor: torch.Tensor,
+    shape: tuple[int, int],
+    stride: int,
+    tile: tuple[int, int],
+    *,
+    num_ctas: int = 1,
 ) -> TensorDescriptor:
     """The rows at `tensor` as sm_90's tensor memory accelerator reads them, in tiles.
 
     They are `stride` apart and `can_be_tiled`; a tile's rows are multiples of 128 bytes, and lie in
-    shared memory as matrix instructions read them fastest.
+    shared memory as matrix instructions read them fastest. Each of the `num_ctas` programs of a
+    cluster has tiles of its own.
     """
     if LAUNCHER.is_preparing:
         # What is compiled depends on the type and the tile alone.
         tensor = tensor.new_empty(0, device="meta")
         stride = -(-shape[1] // _RUN_BYTES) * _RUN_BYTES
-    layout = NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=8 * tensor.itemsize)
+    layout = NVMMASharedLayout(
+        swizzle_byte_width=128,
+        element_bitwidth=8 * tensor.itemsize,
+        cga_layout=[[0, 0]] * (num_ctas.bit_length() - 1),
+    )
     return TensorDescriptor(tensor, list(shape), [stride, 1], list(tile), layout)
 
 

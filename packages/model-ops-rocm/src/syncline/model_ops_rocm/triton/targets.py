@@ -60,6 +60,7 @@ class LaunchConfig:
     kpack: int | None = None  # HIP, gfx942 alone
     maxnreg: int | None = None  # CUDA
     launch_pdl: bool | None = None  # CUDA
+    num_ctas: int = 1  # CUDA: programs of a cluster
 
     def __post_init__(self) -> None:
         if self.num_warps not in (1, 2, 4, 8, 16):
@@ -68,6 +69,8 @@ class LaunchConfig:
             )
         if self.num_stages < 1:
             raise ValueError(f"LaunchConfig: num_stages must be positive, got {self.num_stages}")
+        if self.num_ctas not in (1, 2, 4, 8):
+            raise ValueError(f"LaunchConfig: num_ctas must be 1, 2, 4 or 8, got {self.num_ctas}")
 
 
 def launch_options(target: Target, config: LaunchConfig) -> dict[str, int | bool]:
@@ -81,7 +84,11 @@ def launch_options(target: Target, config: LaunchConfig) -> dict[str, int | bool
         "matrix_instr_nonkdim": config.matrix_instr_nonkdim,
         "kpack": config.kpack,
     }
-    cuda = {"maxnreg": config.maxnreg, "launch_pdl": config.launch_pdl}
+    cuda = {
+        "maxnreg": config.maxnreg,
+        "launch_pdl": config.launch_pdl,
+        "num_ctas": config.num_ctas if config.num_ctas > 1 else None,
+    }
     own, foreign = (hip, cuda) if target.vendor == "hip" else (cuda, hip)
     refused = [name for name, value in foreign.items() if value is not None]
     if config.kpack is not None and target.arch != "gfx942" and "kpack" not in refused:

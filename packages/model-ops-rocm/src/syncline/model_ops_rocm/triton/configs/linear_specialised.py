@@ -3,7 +3,8 @@
 Keyed by the number of rows of x. Where programs are few, each reads as fast as its multiprocessor
 can, and the other multiprocessors are free for the next kernel's; so many of them were measured, on
 an H200, as were AHEAD and RELEASE: what a kernel asks for while the one ahead of it still reads,
-and when the next may begin.
+and when the next may begin. Of 64 rows, where K is long or tiles are many, two programs of a
+cluster share each tile.
 """
 
 from collections.abc import Iterator, Mapping
@@ -78,24 +79,43 @@ def _specialised(
     )
 
 
-_SOME_OF_FEW: Final[Buckets] = {
-    32: _specialised((32, 64, 256), (5, 4), ahead=2, release=2),
-    64: _specialised((64, 32, 256), (5, 4), ahead=3, release=5, swap=0),
-}
+def _cluster(block_k: int, stages: tuple[int, int], *, ahead: int, release: int) -> LaunchConfig:
+    """For 64 rows of x, where two programs of a cluster sum each tile of 64 rows of the weight."""
+    return LaunchConfig(
+        num_warps=4,
+        fuses_multiply_add=True,
+        maxnreg=128,
+        launch_pdl=True,
+        num_ctas=2,
+        constants={
+            "BLOCK_M": 64,
+            "BLOCK_N": 64,
+            "BLOCK_K": block_k,
+            "STAGES": stages[0],
+            "X_STAGES": stages[1],
+            "AHEAD": ahead,
+            "RELEASE": release,
+        },
+    )
+
+
+_SOME_OF_FEW: Final = _specialised((32, 64, 256), (5, 4), ahead=2, release=2)
 _HALF: Final[Mapping[str, Buckets]] = MappingProxyType(
     {
         SPECIALISED: {
             16: _specialised((16, 64, 256), (6, 4), ahead=2, release=2),
-            **_SOME_OF_FEW,
+            32: _SOME_OF_FEW,
+            64: _specialised((64, 32, 256), (5, 4), ahead=3, release=5, swap=0),
         },
         f"{SPECIALISED}-{DEEP}": {
             16: _specialised((16, 64, 256), (6, 4), ahead=3, release=3),
-            **_SOME_OF_FEW,
+            32: _SOME_OF_FEW,
+            64: _cluster(128, (7, 6), ahead=4, release=4),
         },
         f"{SPECIALISED}-{LONE}": {
             16: _specialised((16, 64, 128), (10, 10), ahead=3, release=6),
             32: _specialised((32, 64, 128), (8, 8), ahead=4, release=6),
-            64: _specialised((64, 64, 128), (8, 5), ahead=2, release=8, swap=0),
+            64: _cluster(64, (6, 4), ahead=3, release=2),
         },
     }
 )
