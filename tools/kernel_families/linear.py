@@ -30,7 +30,7 @@ from syncline.model_ops_rocm.triton.configs.linear import (
     VECTOR,
 )
 from syncline.model_ops_rocm.triton.configs.linear_many import MANY, TILE_ROWS, WIDE
-from syncline.model_ops_rocm.triton.configs.linear_specialised import ROWS, SPECIALISED
+from syncline.model_ops_rocm.triton.configs.linear_specialised import ROWS, SPECIALISED, THIRDS
 
 # Rows and K of the weight that the rows of a kind are for.
 _SHAPES: Final = {
@@ -40,7 +40,8 @@ _SHAPES: Final = {
     DEEP: (4_096, 12_288),
     SMALL: (2_048, 2_048),
     SHALLOW: (4_096, 1_024),
-    LONE: (6_144, 4_096),
+    LONE: (7_168, 4_096),
+    THIRDS: (6_144, 4_096),
 }
 _SHAPES_OF_MANY: Final = {
     QUARTERS: (4_096, 12_288),
@@ -185,6 +186,8 @@ RULES: Final[Mapping[str, Rules]] = {
         without_matrix=_SUM | {"linear_vector_kernel"},
         max_narrow_loads=4,
         max_narrow_stores=16,
+        # Of two tiles, of which half of one is not this program's: none of those runs.
+        narrow_stores={"thirds_linear_kernel": 32},
     ),
     "linear_quantised": Rules(
         is_matrix=True,

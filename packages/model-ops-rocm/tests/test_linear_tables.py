@@ -65,11 +65,14 @@ def test_warps_of_their_own_feed_few_rows_by_as_many_tiles_as_were_measured() ->
     assert kind(1, 3_777, 8_192) == kind(64, 4_096, 50_000) == "specialised-deep"
     assert kind(1, 3_777, 8_192, dtype=codes) == kind(64, 4_096, 8_192, dtype=codes)
     assert kind(64, 4_096, 8_192, dtype=codes) == "specialised"
-    assert kind(1, 6_081, 4_096) == kind(64, 8_192, 4_096) == "specialised-lone"
+    assert kind(1, 6_337, 4_096) == kind(32, 8_192, 4_096) == "specialised-lone"
+    assert kind(64, 6_081, 4_096) == kind(64, 8_192, 4_096) == "specialised-lone"
+    assert kind(1, 5_761, 4_096) == kind(32, 6_336, 4_096) == "specialised-thirds"
     for num_rows in (33, 63, 65):
         assert kind(num_rows, 4_096, 4_096) is kind(num_rows, 4_096, 8_192, dtype=codes) is None
-    for num_columns in (3_776, 4_097, 6_080):
+    for num_columns in (3_776, 4_097, 5_760):
         assert kind(16, num_columns, 4_096) is None
+    assert kind(64, 6_080, 4_096) is kind(16, 6_144, 8_192, dtype=codes) is None
     assert kind(16, 8_193, 4_096) is kind(16, 4_096, 4_095) is None
     assert kind(16, 8_192, 8_192, dtype=codes) is kind(16, 4_096, 8_191, dtype=codes) is None
     assert kind(16, 4_096, 12_288, arch="gfx942") is None
@@ -93,6 +96,7 @@ def test_a_fed_product_finds_a_row_that_its_rings_and_shared_memory_hold() -> No
         if key.dtype.itemsize == 1:
             assert sizes["BLOCK_K"] == 4 * 128
         is_shared = key.up_to == 64 and key.kind != "specialised"
+        is_shared |= key.kind == "specialised-thirds"
         assert row.num_ctas == (2 if is_shared else 1)
 
 

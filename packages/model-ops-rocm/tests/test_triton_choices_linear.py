@@ -26,6 +26,7 @@ pytestmark = pytest.mark.skipif(IS_INTERPRETED, reason="the interpreter compiles
 BF16 = torch.bfloat16
 SPECIALISED = "specialised_linear_kernel"
 CLUSTER = "cluster_linear_kernel"
+THIRDS = "thirds_linear_kernel"
 NAMES = ("weight", "weight_scale")
 
 
@@ -83,7 +84,7 @@ def test_programs_of_a_cluster_share_64_rows_where_k_is_long_or_tiles_are_many(
 
     for shape in ((4_096, 8_192), (3_778, 12_296), (6_082, 4_096), (8_192, 8_200)):
         assert chosen(64, *shape) == [CLUSTER]
-        assert chosen(32, *shape) == [SPECIALISED]
+        assert chosen(32, *shape) == [THIRDS if shape == (6_082, 4_096) else SPECIALISED]
         assert CLUSTER not in chosen(63, *shape)
         assert CLUSTER not in chosen(65, *shape)
     assert chosen(64, 4_096, 8_184) == [SPECIALISED]
@@ -92,6 +93,26 @@ def test_programs_of_a_cluster_share_64_rows_where_k_is_long_or_tiles_are_many(
     # Columns are stored by twos, and there is no such table for 64 rows besides.
     for shape in ((4_095, 8_192), (6_145, 4_096)):
         assert {CLUSTER, SPECIALISED}.isdisjoint(chosen(64, *shape))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_programs_of_a_cluster_have_three_tiles_of_about_96(dtype: torch.dtype) -> None:
+    def chosen(num_rows: int, num_columns: int, depth: int) -> list[str]:
+        x = torch.empty(num_rows, depth, dtype=dtype)
+        return launched(x, torch.empty(num_columns, depth, dtype=dtype))
+
+    for num_rows in (2, 16, 17, 32):
+        for shape in ((5_761, 4_096), (6_144, 4_096), (6_335, 12_296)):
+            assert chosen(num_rows, *shape) == [THIRDS]
+        for shape in ((5_760, 4_096), (6_337, 4_096), (6_144, 4_088)):
+            assert THIRDS not in chosen(num_rows, *shape)
+    for num_rows in (1, 33, 64):
+        assert THIRDS not in chosen(num_rows, 6_144, 4_096)
+    x, weight = torch.empty(16, 4_096, dtype=dtype), torch.empty(6_144, 4_096, dtype=dtype)
+    # Results may lie anywhere.
+    for out in (torch.empty(16, 12_288, dtype=dtype)[:, 1::2], torch.empty(6_144, 16).T.to(dtype)):
+        assert launched(x, weight, out=out) == [THIRDS]
+    assert THIRDS not in launched(torch.empty(16, 4_097, dtype=dtype)[:, 1:], weight)
 
 
 def test_results_that_cannot_be_stored_in_pairs_are_not_shared() -> None:
@@ -117,11 +138,12 @@ def test_what_is_prepared_of_64_rows_stands_for_those_that_are_not_shared_too(
         with stand_in_driver("sm_90"):
             with LAUNCHER.compiling() as compiled:
                 LINEAR_OP(x, weight, layout=layout, out=out)
-            assert {CLUSTER, SPECIALISED} < {one.binary.metadata.name for one in compiled}
+            few = THIRDS if shape[0] == 6_144 else SPECIALISED
+            assert {CLUSTER, few} < {one.binary.metadata.name for one in compiled}
             with LAUNCHER.sealed(), LAUNCHER.compiling(is_preparing=False):
                 for num_rows in (64, 63, 32, 17):
-                    few = None if out is None else out[:num_rows]
-                    LINEAR_OP(x[:num_rows], weight, layout=layout, out=few)
+                    rows = None if out is None else out[:num_rows]
+                    LINEAR_OP(x[:num_rows], weight, layout=layout, out=rows)
 
 
 def launched_of_codes(

@@ -2,14 +2,14 @@
 
 from collections.abc import Callable
 from functools import partial
-from typing import cast
 
 import pytest
 import torch
 
-from syncline.model_ops_rocm import RowMajor, detect_arch, prepare, select
+from syncline.model_ops_rocm import RowMajor, detect_arch, prepare
 from syncline.model_ops_rocm.testing.launches import launched_by
 from syncline.model_ops_rocm.testing.parity import recorded
+from syncline.model_ops_rocm.testing.products import assert_is_product, linear_of, poisoned
 from syncline.model_ops_rocm.triton import sealed
 
 pytestmark = [
@@ -35,31 +35,9 @@ SHAPES = (
 )
 
 
-def linear_of(dtype: torch.dtype) -> Callable[..., torch.Tensor]:
-    found = select("linear", backend="triton", arch=detect_arch(), dtype=dtype)
-    return cast(Callable[..., torch.Tensor], found)
-
-
 def is_shared(call: Callable[[], object]) -> bool:
     """Whether the call is the kernel's whose programs share tiles, and nothing else."""
     return launched_by(call) == ["cluster_linear_kernel"]
-
-
-def assert_is_product(
-    got: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
-) -> None:
-    exact = x.double() @ weight.double().T
-    if bias is not None:
-        exact += bias.double()
-    assert (got.double() - exact).norm() < 2.5e-3 * exact.norm()
-
-
-def poisoned(rows: int, columns: int, dtype: torch.dtype) -> torch.Tensor:
-    """Random, inside of a larger matrix that is NaN elsewhere."""
-    whole = torch.full((rows + 3, columns + 24), float("nan"), dtype=dtype, device="cuda")
-    inner = whole[:rows, 8 : columns + 8]
-    inner.normal_()
-    return inner
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)

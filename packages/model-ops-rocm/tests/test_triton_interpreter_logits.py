@@ -90,8 +90,13 @@ def test_the_cut_of_a_flat_row_is_found_in_what_was_collected(
         (torch.float32, 3.0, 0.0, 0.9),
         (torch.float32, 3.0, 0.0, 0.5),
         (torch.float32, 6.0, 0.0, 0.5),
+        (torch.float32, 0.1, 0.0, 0.99),
+        # The likeliest alone.
+        (torch.float32, 3.0, 0.0, 0.0),
         # A float16 of 300 is a multiple of a quarter: hundreds of ids share each value.
         (torch.float16, 2.5, 300.0, 0.9),
+        (torch.float16, 1.0, -300.0, 0.9),
+        (torch.float16, 2.5, -600.0, 0.0),
     ],
     ids=str,
 )
@@ -110,7 +115,8 @@ def test_a_bracket_holds_the_cut_of_a_peaked_row(
     values = torch.sort(logits.double(), dim=1, descending=True).values
     weights = (values - values[:, :1]).exp()
     kept = (weights.cumsum(1) - weights < top_p * weights.sum(1, keepdim=True)).sum(1)
-    assert torch.equal(cuts.double(), values.gather(1, kept[:, None] - 1)[:, 0])
+    last = kept.clamp(min=1)[:, None] - 1
+    assert torch.equal(cuts.double(), values.gather(1, last)[:, 0])
 
 
 @pytest.mark.parametrize("filters", [(), (None, [0.9]), ([40],), (None, None, [0.05])], ids=str)

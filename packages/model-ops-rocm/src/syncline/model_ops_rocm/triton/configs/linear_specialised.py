@@ -4,10 +4,11 @@ Keyed by the number of rows of x. Where programs are few, each reads as fast as 
 can, and the other multiprocessors are free for the next kernel's; so many of them were measured, on
 an H200, as were AHEAD and RELEASE: what a kernel asks for while the one ahead of it still reads,
 and when the next may begin. Of 64 rows, where K is long or tiles are many, two programs of a
-cluster share each tile.
+cluster share each tile; of fewer, where tiles are about 96, two have THIRDS, three tiles together.
 """
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Final
 
@@ -18,6 +19,7 @@ from syncline.model_ops_rocm.triton.configs.linear import DEEP, LONE, Sizes
 from syncline.model_ops_rocm.triton.targets import LaunchConfig
 
 SPECIALISED: Final = "specialised"
+THIRDS: Final = "thirds"
 # Buckets of rows. Rows past the edge of a tile of 64 cost more than to read them would: of those
 # all, or none.
 ROWS: Final = (16, 32, 64)
@@ -27,6 +29,7 @@ _CODES: Final = torch.float8_e4m3fn
 _TILE_COLUMNS: Final = 64
 _FEW_TILES: Final = range(60, 65)
 _LONE_TILES: Final = range(96, 129)
+_THIRDS_TILES: Final = range(91, 100)  # up to 66 programs, half of the multiprocessors
 _LEAST_BYTES: Final = 8_192  # of a row of the weight
 _DEEP_K: Final = 8_192
 
@@ -45,7 +48,11 @@ def kind_for_specialised(arch: str, dtype: torch.dtype, sizes: Sizes) -> str | N
     if tiles in _FEW_TILES:
         is_deep = sizes.depth >= _DEEP_K and not is_of_codes
         return f"{SPECIALISED}-{DEEP}" if is_deep else SPECIALISED
-    return f"{SPECIALISED}-{LONE}" if tiles in _LONE_TILES and not is_of_codes else None
+    if is_of_codes:
+        return None
+    if sizes.num_rows <= _SOME_ROWS and tiles in _THIRDS_TILES:
+        return f"{SPECIALISED}-{THIRDS}"
+    return f"{SPECIALISED}-{LONE}" if tiles in _LONE_TILES else None
 
 
 def _specialised(
@@ -79,24 +86,13 @@ def _specialised(
     )
 
 
-def _cluster(block_k: int, stages: tuple[int, int], *, ahead: int, release: int) -> LaunchConfig:
-    """For 64 rows of x, where two programs of a cluster sum each tile of 64 rows of the weight."""
-    return LaunchConfig(
-        num_warps=4,
-        fuses_multiply_add=True,
-        maxnreg=128,
-        launch_pdl=True,
-        num_ctas=2,
-        constants={
-            "BLOCK_M": 64,
-            "BLOCK_N": 64,
-            "BLOCK_K": block_k,
-            "STAGES": stages[0],
-            "X_STAGES": stages[1],
-            "AHEAD": ahead,
-            "RELEASE": release,
-        },
-    )
+def _cluster(
+    block: tuple[int, int, int], stages: tuple[int, int], *, ahead: int, release: int
+) -> LaunchConfig:
+    """Likewise where two programs of a cluster share tiles."""
+    alone = _specialised(block, stages, ahead=ahead, release=release)
+    constants = {name: value for name, value in alone.constants.items() if name != "SWAP"}
+    return replace(alone, num_ctas=2, constants=constants)
 
 
 _SOME_OF_FEW: Final = _specialised((32, 64, 256), (5, 4), ahead=2, release=2)
@@ -110,12 +106,16 @@ _HALF: Final[Mapping[str, Buckets]] = MappingProxyType(
         f"{SPECIALISED}-{DEEP}": {
             16: _specialised((16, 64, 256), (6, 4), ahead=3, release=3),
             32: _SOME_OF_FEW,
-            64: _cluster(128, (7, 6), ahead=4, release=4),
+            64: _cluster((64, 64, 128), (7, 6), ahead=4, release=4),
+        },
+        f"{SPECIALISED}-{THIRDS}": {
+            16: _cluster((16, 64, 256), (5, 5), ahead=3, release=3),
+            32: _cluster((32, 64, 256), (5, 3), ahead=2, release=2),
         },
         f"{SPECIALISED}-{LONE}": {
             16: _specialised((16, 64, 128), (10, 10), ahead=3, release=6),
             32: _specialised((32, 64, 128), (8, 8), ahead=4, release=6),
-            64: _cluster(64, (6, 4), ahead=3, release=2),
+            64: _cluster((64, 64, 64), (6, 4), ahead=3, release=2),
         },
     }
 )

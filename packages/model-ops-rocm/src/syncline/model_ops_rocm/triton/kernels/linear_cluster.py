@@ -25,49 +25,27 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from syncline.model_ops_rocm.triton.kernels.linear_cluster_sums import (
+    NUM_BARRIERS,
+    PROGRAMS,
+    THREADS,
     arrive,
-    exchange_sums,
+    barrier_layout,
     leave,
     make_room,
+    make_up,
     rank_in_cluster,
+    receive_sums,
+    send_sums,
     store_pairs,
+    sums_layout,
 )
-
-_PROGRAMS = gl.constexpr(2)  # of a cluster
-_THREADS = gl.constexpr(128)  # that multiply
-# Triton 3.7 has a barrier for each program of a cluster in an axis of its own, 3.6 without one.
-_HAS_BARRIER_AXIS = "allocate_mbarrier" in mbarrier.__all__
-_NUM_BARRIERS = gl.constexpr(2 if _HAS_BARRIER_AXIS else 1)  # along that axis
-
-
-@gluon.constexpr_function
-def _sums_layout(num_warps, block_n):
-    """Each program has a whole tile of sums."""
-    return gl.NVMMADistributedLayout(
-        version=[3, 0],
-        warps_per_cta=[num_warps, 1],
-        instr_shape=[16, block_n, 16],
-        cga_layout=[[0, 0]],
-    )
-
-
-@gluon.constexpr_function
-def _barrier_layout():
-    return mbarrier.MBarrierLayout([[1 if _HAS_BARRIER_AXIS else 0]])
-
-
-@gluon.jit
-def _make_up():
-    """Of a warp that is there to make up the number."""
-    arrive()
-    leave()
 
 
 @gluon.jit
 def _ask(desc, row, index, rank, ring, place, NUM_BYTES: gl.constexpr):
     """The tile `index` of those along K that this program has, of the rows from `row` on."""
     places, full, _free = ring
-    k = (index * _PROGRAMS + rank) * desc.block_type.shape[1]
+    k = (index * PROGRAMS + rank) * desc.block_type.shape[1]
     mbarrier.expect(full.index(place), NUM_BYTES)
     tma.async_copy_global_to_shared(desc, [row, k], full.index(place), places.index(place))
 
@@ -140,8 +118,8 @@ def _multiply(
     """The sums of this program's tiles, with the other's of its columns added, into the result."""
     x, x_full, x_free = x_ring
     weight, weight_full, weight_free = weight_ring
-    SHARE: gl.constexpr = BLOCK_N // _PROGRAMS
-    NUM_SUMS: gl.constexpr = BLOCK_M * BLOCK_N // _THREADS
+    SHARE: gl.constexpr = BLOCK_N // PROGRAMS
+    NUM_SUMS: gl.constexpr = BLOCK_M * BLOCK_N // THREADS
     m = gl.arange(0, BLOCK_M, gl.SliceLayout(1, layout))
     column = gl.arange(0, BLOCK_N, gl.SliceLayout(0, layout))
     n = first_n + rank * SHARE + column
@@ -159,7 +137,7 @@ def _multiply(
         acc = warpgroup_mma_wait(num_outstanding=0, deps=(acc,))
         mbarrier.arrive(weight_free.index(place), count=1)
         mbarrier.arrive(x_free.index(x_place), count=1)
-    acc = exchange_sums(acc, room, NUM_SUMS)
+    acc = receive_sums(send_sums(acc, room, NUM_SUMS), room, NUM_SUMS)
     if HAS_BIAS:
         acc += gl.expand_dims(bias.to(gl.float32), 0)
     at = gl.expand_dims(m.to(gl.int64) * out_stride, 1) + gl.expand_dims(n, 0)
@@ -191,16 +169,16 @@ def cluster_linear_kernel(
     NUM_BYTES: gl.constexpr = BLOCK_K * dtype.primitive_bitwidth // 8
     weight_places = gl.allocate_shared_memory(dtype, [STAGES, BLOCK_N, BLOCK_K], weight_desc.layout)
     x_places = gl.allocate_shared_memory(dtype, [X_STAGES, BLOCK_M, BLOCK_K], x_desc.layout)
-    barriers: gl.constexpr = _barrier_layout()
-    weight_full = gl.allocate_shared_memory(gl.int64, [STAGES, _NUM_BARRIERS], barriers)
-    weight_free = gl.allocate_shared_memory(gl.int64, [STAGES, _NUM_BARRIERS], barriers)
-    x_full = gl.allocate_shared_memory(gl.int64, [X_STAGES, _NUM_BARRIERS], barriers)
-    x_free = gl.allocate_shared_memory(gl.int64, [X_STAGES, _NUM_BARRIERS], barriers)
+    barriers: gl.constexpr = barrier_layout()
+    weight_full = gl.allocate_shared_memory(gl.int64, [STAGES, NUM_BARRIERS], barriers)
+    weight_free = gl.allocate_shared_memory(gl.int64, [STAGES, NUM_BARRIERS], barriers)
+    x_full = gl.allocate_shared_memory(gl.int64, [X_STAGES, NUM_BARRIERS], barriers)
+    x_free = gl.allocate_shared_memory(gl.int64, [X_STAGES, NUM_BARRIERS], barriers)
     weight_ring = (weight_places, weight_full, weight_free)
     x_ring = (x_places, x_full, x_free)
     rank = rank_in_cluster()
     first_n = gl.program_id(0) * BLOCK_N
-    count = gl.cdiv(depth, BLOCK_K * _PROGRAMS)
+    count = gl.cdiv(depth, BLOCK_K * PROGRAMS)
     # Ask first: each barrier more, and the start of the other warps, would be a delay.
     for index in gl.static_range(STAGES):
         mbarrier.init(weight_full.index(index), count=1)
@@ -213,8 +191,8 @@ def cluster_linear_kernel(
         mbarrier.init(x_full.index(index), count=1)
         mbarrier.init(x_free.index(index), count=1)
     fence_async_shared()
-    room = make_room(BLOCK_M * BLOCK_N // _THREADS)
-    layout: gl.constexpr = _sums_layout(num_warps, BLOCK_N)
+    room = make_room(BLOCK_M * BLOCK_N // THREADS)
+    layout: gl.constexpr = sums_layout(num_warps, BLOCK_N)
     gl.warp_specialize(
         [
             (
@@ -254,8 +232,8 @@ def cluster_linear_kernel(
                 ),
             ),
             (_feed_x, (x_desc, x_ring, rank, count, BLOCK_M * NUM_BYTES, X_STAGES)),
-            (_make_up, ()),
-            (_make_up, ()),
+            (make_up, ()),
+            (make_up, ()),
         ],
         [1, 1, 1, 1],
         [40, 40, 40, 40],

@@ -19,12 +19,35 @@ Source: PTX ISA, st.async, mbarrier and barrier.cluster.
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
+PROGRAMS = gl.constexpr(2)  # of a cluster
 _THREADS = 128  # that have sums
+THREADS = gl.constexpr(_THREADS)
+# Triton 3.7 has a barrier for each program of a cluster in an axis of its own, 3.6 without one.
+_HAS_BARRIER_AXIS = "allocate_mbarrier" in mbarrier.__all__
+NUM_BARRIERS = gl.constexpr(2 if _HAS_BARRIER_AXIS else 1)  # along that axis
 _VECTOR = 4  # sums that are sent at once
 # Behind a room: its barrier, and what keeps at a multiple of 1,024 bytes the shared memory that
 # Triton lays out, which begins where this ends.
 _TAIL_BYTES = 1_024
+
+
+@gluon.constexpr_function
+def sums_layout(num_warps, block_n):
+    """Each program has a whole tile of sums, of a product that is `block_n` wide."""
+    return gl.NVMMADistributedLayout(
+        version=[3, 0],
+        warps_per_cta=[num_warps, 1],
+        instr_shape=[16, block_n, 16],
+        cga_layout=[[0, 0]],
+    )
+
+
+@gluon.constexpr_function
+def barrier_layout():
+    """Of barriers that each program has for itself."""
+    return mbarrier.MBarrierLayout([[1 if _HAS_BARRIER_AXIS else 0]])
 
 
 @gluon.constexpr_function
@@ -55,24 +78,39 @@ def _room(num_sums):
 
 
 @gluon.constexpr_function
-def _exchange(num_sums):
-    """PTX: the first half of $0 and so on becomes the totals; their room is at $(2 * num_sums).
+def _own_room(num_sums):
+    """PTX: `own` becomes the address of this thread's first sums in the room.
 
     A thread's sums lie there beside those of the same places of the other threads.
     """
+    return [
+        ".reg .b32 own;",
+        "mov.u32 own, %tid.x;",
+        f"shl.b32 own, own, {(4 * _VECTOR).bit_length() - 1};",
+        f"add.u32 own, own, ${2 * num_sums};",
+    ]
+
+
+@gluon.constexpr_function
+def _vectors(num_sums):
+    """(where in the room they are, numbers of the sums) for all that are sent at once."""
+    firsts = range(0, num_sums // 2, _VECTOR)
+    return [(first * _THREADS * 4, range(first, first + _VECTOR)) for first in firsts]
+
+
+@gluon.constexpr_function
+def _send(num_sums):
+    """PTX: sends the other's half; the own half becomes the first of $0 and so on."""
     half, room, num_bytes = num_sums // 2, f"${2 * num_sums}", _room_bytes(num_sums)
-    vectors = [range(first, first + _VECTOR) for first in range(0, half, _VECTOR)]
     lines = [
         "{",
-        ".reg .b32 other, own, there, full;",
-        f".reg .f32 sent<{half}>, got<{half}>;",
-        ".reg .pred is_lower, is_full;",
+        ".reg .b32 other, there, full;",
+        f".reg .f32 sent<{half}>;",
+        ".reg .pred is_lower;",
         "mov.u32 other, %cluster_ctarank;",
         "setp.eq.u32 is_lower, other, 0;",
         "xor.b32 other, other, 1;",
-        "mov.u32 own, %tid.x;",
-        f"shl.b32 own, own, {(4 * _VECTOR).bit_length() - 1};",
-        f"add.u32 own, own, {room};",
+        *_own_room(num_sums),
         "mapa.shared::cluster.u32 there, own, other;",
         f"mapa.shared::cluster.u32 full, {room}, other;",
     ]
@@ -80,21 +118,32 @@ def _exchange(num_sums):
         lines.append(f"selp.f32 sent{i}, ${half + i}, ${i}, is_lower;")
         lines.append(f"selp.f32 ${i}, ${i}, ${half + i}, is_lower;")
     lines.append("barrier.cluster.wait.acquire;")
-    for vector in vectors:
-        sums = ", ".join(f"sent{i}" for i in vector)
+    for at, numbers in _vectors(num_sums):
+        sums = ", ".join(f"sent{i}" for i in numbers)
         lines.append(
             "st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 "
-            f"[there+{vector[0] * _THREADS * 4}], {{{sums}}}, [full+{num_bytes}];"
+            f"[there+{at}], {{{sums}}}, [full+{num_bytes}];"
         )
-    lines += [
+    return "\n".join([*lines, "}"])
+
+
+@gluon.constexpr_function
+def _receive(num_sums):
+    """PTX: waits for the other's sums, and adds them to the first half of $0 and so on."""
+    half, room, num_bytes = num_sums // 2, f"${2 * num_sums}", _room_bytes(num_sums)
+    lines = [
+        "{",
+        f".reg .f32 got<{half}>;",
+        ".reg .pred is_full;",
+        *_own_room(num_sums),
         "WAIT:",
         "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 is_full, "
         f"[{room}+{num_bytes}], 0;",
         "@!is_full bra WAIT;",
     ]
-    for vector in vectors:
-        sums = ", ".join(f"got{i}" for i in vector)
-        lines.append(f"ld.shared.v4.f32 {{{sums}}}, [own+{vector[0] * _THREADS * 4}];")
+    for at, numbers in _vectors(num_sums):
+        sums = ", ".join(f"got{i}" for i in numbers)
+        lines.append(f"ld.shared.v4.f32 {{{sums}}}, [own+{at}];")
     # Of two numbers either order gives the same bits.
     lines += [f"add.f32 ${i}, ${i}, got{i};" for i in range(half)]
     return "\n".join([*lines, "}"])
@@ -159,10 +208,17 @@ def leave():
 
 
 @gluon.jit
-def exchange_sums(sums, room, NUM_SUMS: gl.constexpr):
-    """`sums` with the totals of this program's half in the place of the first half."""
+def make_up():
+    """Of a warp that is there to make up the number."""
+    arrive()
+    leave()
+
+
+@gluon.jit
+def send_sums(sums, room, NUM_SUMS: gl.constexpr):
+    """Sends the other program its half of `sums`; the own half takes the place of the first."""
     return gl.inline_asm_elementwise(
-        _exchange(NUM_SUMS),
+        _send(NUM_SUMS),
         _in_place(NUM_SUMS),
         [sums, room],
         dtype=gl.float32,
@@ -172,11 +228,41 @@ def exchange_sums(sums, room, NUM_SUMS: gl.constexpr):
 
 
 @gluon.jit
-def store_pairs(places, values, inside):
-    """Two neighbouring columns of 16 bits at a time; `inside` says for the first whether they are.
+def receive_sums(sums, room, NUM_SUMS: gl.constexpr):
+    """What `send_sums` gave, with the other's sums of this program's half added."""
+    return gl.inline_asm_elementwise(
+        _receive(NUM_SUMS),
+        _in_place(NUM_SUMS),
+        [sums, room],
+        dtype=gl.float32,
+        is_pure=False,
+        pack=NUM_SUMS,
+    )
 
-    What Triton stores, only one program of a cluster would.
-    """
+
+@gluon.jit
+def store_each(places, values, inside):
+    """Values of 16 bits. What Triton stores, only one program of a cluster would."""
+    gl.inline_asm_elementwise(
+        """
+        {
+        .reg .pred is_inside;
+        setp.ne.s32 is_inside, $3, 0;
+        @is_inside st.global.b16 [$1], $2;
+        mov.u32 $0, 0;
+        }
+        """,
+        "=r,l,h,r",
+        [places.to(gl.int64), values, inside.to(gl.int32)],
+        dtype=gl.int32,
+        is_pure=False,
+        pack=1,
+    )
+
+
+@gluon.jit
+def store_pairs(places, values, inside):
+    """As `store_each`, two neighbours at a time; `inside` says for the first whether they are."""
     gl.inline_asm_elementwise(
         """
         {

@@ -9,7 +9,7 @@ import triton.language as tl
 
 from syncline.model_ops_rocm.triton.kernels.dependent import await_inputs
 from syncline.model_ops_rocm.triton.kernels.logits import NEG_INF
-from syncline.model_ops_rocm.triton.kernels.logits_codes import code_of, value_of
+from syncline.model_ops_rocm.triton.kernels.logits_codes import code_up_to, value_of
 from syncline.model_ops_rocm.triton.kernels.logits_cut import (
     INF,
     LOWEST,
@@ -199,9 +199,9 @@ def closer_ends(
     if SHIFT > 0:
         # Values that logits can have: below one between two of those lies what lies below the next,
         # so that it would seem to be reached too soon.
-        low = value_of(code_of(low, SHIFT) - 1, SHIFT)
-        guess = value_of(code_of(guess, SHIFT), SHIFT)
-        high = value_of(code_of(high, SHIFT) + 1, SHIFT)
+        low = value_of(code_up_to(low, SHIFT) - 1, SHIFT)
+        guess = value_of(code_up_to(guess, SHIFT), SHIFT)
+        high = value_of(code_up_to(high, SHIFT) + 1, SHIFT)
     offset = largest * scale
     a, b, c, d = three_below(low, guess, high, parts[0], scale, offset, IS_CUDA)
     for part in tl.static_range(1, MANY):
@@ -225,7 +225,10 @@ def closer_ends(
     least = scale * LEAST_SLOPE
     before = tl.maximum(slope_of(low, low_weight, guess, weight), least)
     after = tl.maximum(slope_of(guess, weight, high, high_weight), least)
-    slope = tl.where(less < weight, tl.sqrt(before * after), tl.maximum(before, after))
+    # From where hardly anything lies below, a chord says nothing of how steep it is at the guess.
+    held = slope_of(low, tl.maximum(low_weight, weight * 0.0625), guess, weight)
+    flatter = tl.sqrt(tl.maximum(held, least) * after)
+    slope = tl.where(less < weight, flatter, tl.maximum(before, after))
     first = tl.where(
         less < low_weight,
         tl.maximum(low + gap_of(low_weight, less) / before, floor),
@@ -338,9 +341,9 @@ def bracket_kernel(  # noqa: PLR0915 - what each filter asks for, one after anot
                 )  # fmt: skip
                 high = tl.where(upper < largest, upper, INF)
             if SHIFT > 0:
-                # The cut is a value that there is: one from `low` on at least, and what follows
-                # `high` at most, both of which round towards zero.
-                low = value_of(code_of(tl.maximum(low, LOWEST), SHIFT), SHIFT)
-                high = tl.where(high < INF, value_of(code_of(high, SHIFT) + 1, SHIFT), INF)
+                # The cut is a value that there is: no less than the last up to `low`, and less
+                # than what follows the last up to `high`.
+                low = value_of(code_up_to(tl.maximum(low, LOWEST), SHIFT), SHIFT)
+                high = tl.where(high < INF, value_of(code_up_to(high, SHIFT) + 1, SHIFT), INF)
     tl.store(lows_ptr + row, tl.where(row < num_collected, low, float("nan")))
     tl.store(highs_ptr + row, high)

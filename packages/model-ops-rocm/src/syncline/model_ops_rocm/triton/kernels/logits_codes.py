@@ -30,6 +30,13 @@ def value_of(code, SHIFT: tl.constexpr):
 
 
 @triton.jit
+def code_up_to(x, SHIFT: tl.constexpr):
+    """int32: that of the largest value up to x."""
+    code = code_of(x, SHIFT)
+    return tl.where(value_of(code, SHIFT) > x, code - 1, code)
+
+
+@triton.jit
 def number_of_codes(low, top, SHIFT: tl.constexpr):
     """How many values there are from `low` to `top`."""
     return code_of(top, SHIFT) - code_of(low, SHIFT) + 1
@@ -76,4 +83,4 @@ def counted_cut(
     missing = (wanted - beyond) * tl.exp2((largest - cut) * scale).to(tl.float64)
     # What crosses top_p stays.
     quota = tl.maximum(tl.ceil(missing), 1.0).to(tl.int64)
-    return cut, quota, (at < BINS) & (weight_above < wanted)
+    return cut, quota, (at < BINS) & ((weight_above < wanted) | (weight_above == 0.0))

@@ -143,7 +143,9 @@ def settle(
     wanted = top_p.to(tl.float64) * left
     # What is wanted is reached in the bracket, or at min_p's cut, which is its lower end.
     reached = tl.where(top_k > 0, number >= top_k, weight >= wanted) | (low == cut)
-    is_settled = reached & ((top_k > 0) | (min_p > 0.0) | (weight_above < wanted))
+    # Of a top_p of 0 nothing is wanted, and the likeliest stays.
+    is_below = (weight_above < wanted) | (weight_above == 0.0)
+    is_settled = reached & ((top_k > 0) | (min_p > 0.0) | is_below)
     quota = tl.full((), 0, tl.int64)
     if is_settled:
         left = tl.where((top_k > 0) | (min_p > 0.0), weight, left)

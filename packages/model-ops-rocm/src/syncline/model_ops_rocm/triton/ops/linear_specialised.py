@@ -13,16 +13,23 @@ from typing import Final
 import torch
 
 from syncline.model_ops_rocm.triton.configs.linear import Sizes
-from syncline.model_ops_rocm.triton.configs.linear_specialised import ROWS, kind_for_specialised
+from syncline.model_ops_rocm.triton.configs.linear_specialised import (
+    ROWS,
+    SPECIALISED,
+    THIRDS,
+    kind_for_specialised,
+)
 from syncline.model_ops_rocm.triton.geometry import Matrix
 from syncline.model_ops_rocm.triton.kernels.linear_cluster import cluster_linear_kernel
 from syncline.model_ops_rocm.triton.kernels.linear_quantised import K_BLOCK
 from syncline.model_ops_rocm.triton.kernels.linear_specialised import specialised_linear_kernel
+from syncline.model_ops_rocm.triton.kernels.linear_thirds import thirds_linear_kernel
 from syncline.model_ops_rocm.triton.launch import IS_INTERPRETED, LAUNCHER, can_be_tiled, tiled
 from syncline.model_ops_rocm.triton.ops.products import Product
 
 # The rows that one prepared number of them stands for begin after these.
 _FEWEST: Final = ROWS[0]
+_THIRDS: Final = f"{SPECIALISED}-{THIRDS}"
 _PAIR_BYTES: Final = 4  # two columns of 16 bits
 
 
@@ -66,7 +73,9 @@ def feed(product: Product, x: Side, weight: Side) -> bool:
         if kind is not None:
             chosen = LAUNCHER.config(product.op, weight.tensor.dtype, num_rows, kind)
             one = replace(product, chosen=chosen)
-            if chosen[1].num_ctas == 1:
+            if kind == _THIRDS:
+                _launch_thirds(one, x, weight)
+            elif chosen[1].num_ctas == 1:
                 _launch(one, x, weight)
             elif _takes_pairs(product):
                 _launch_clusters(one, x, weight)
@@ -109,6 +118,24 @@ def _takes_pairs(product: Product) -> bool:
     is_close = last_stride == 1 and stride % 2 == 0
     is_even = is_close and product.out.data_ptr() % _PAIR_BYTES == 0
     return product.num_columns % 2 == 0 and (LAUNCHER.is_preparing or is_even)
+
+
+def _launch_thirds(product: Product, x: Side, weight: Side) -> None:
+    """Three tiles of the weight for each cluster."""
+    config = product.chosen[1]
+    constants, num_ctas = config.constants, config.num_ctas
+    LAUNCHER.launch(
+        thirds_linear_kernel,
+        (-(-product.num_columns // (3 * constants["BLOCK_N"])),),
+        product.chosen,
+        (
+            x.tiles(constants["BLOCK_M"], constants["BLOCK_K"], num_ctas),
+            weight.tiles(constants["BLOCK_N"], constants["BLOCK_K"], num_ctas),
+            *(product.bias_or_out, product.out),
+            *(product.num_rows, product.num_columns, weight.depth, *product.strides),
+        ),
+        {"HAS_BIAS": product.adds_bias},
+    )
 
 
 def _launch_clusters(product: Product, x: Side, weight: Side) -> None:
