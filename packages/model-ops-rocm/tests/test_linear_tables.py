@@ -92,7 +92,11 @@ def test_a_fed_product_finds_a_row_that_its_rings_and_shared_memory_hold() -> No
         least = 8_192 // key.dtype.itemsize // row.num_ctas
         assert max(sizes["STAGES"], sizes["X_STAGES"]) * sizes["BLOCK_K"] <= least
         rows = sizes["STAGES"] * sizes["BLOCK_N"] + sizes["X_STAGES"] * sizes["BLOCK_M"]
-        assert rows * sizes["BLOCK_K"] * key.dtype.itemsize <= 224 * 1_024
+        held = rows * sizes["BLOCK_K"] * key.dtype.itemsize
+        if row.num_ctas > 1:
+            # Room for half of the other program's sums, and for what keeps it aligned.
+            held += sizes["BLOCK_M"] * sizes["BLOCK_N"] * 2 + 1_024
+        assert held <= 224 * 1_024
         if key.dtype.itemsize == 1:
             assert sizes["BLOCK_K"] == 4 * 128
         is_shared = key.up_to == 64 and key.kind != "specialised"

@@ -1,5 +1,6 @@
 """Which products are compiled for a warp of their own that feeds them; needs Triton and no GPU."""
 
+import re
 from collections.abc import Mapping
 
 import pytest
@@ -113,6 +114,31 @@ def test_programs_of_a_cluster_have_three_tiles_of_about_96(dtype: torch.dtype) 
     for out in (torch.empty(16, 12_288, dtype=dtype)[:, 1::2], torch.empty(6_144, 16).T.to(dtype)):
         assert launched(x, weight, out=out) == [THIRDS]
     assert THIRDS not in launched(torch.empty(16, 4_097, dtype=dtype)[:, 1:], weight)
+
+
+@pytest.mark.parametrize(
+    ("num_rows", "shape"),
+    [(64, (4_096, 8_192)), (64, (6_144, 4_096)), (16, (6_144, 4_096)), (32, (6_144, 4_096))],
+    ids=str,
+)
+def test_every_thread_of_a_cluster_passes_its_barrier(
+    num_rows: int, shape: tuple[int, int]
+) -> None:
+    """One that did not arrive, as of a warp that Triton adds to make up a number, would hang it."""
+    x, weight = torch.empty(num_rows, shape[1], dtype=BF16), torch.empty(shape, dtype=BF16)
+    with stand_in_driver("sm_90"), LAUNCHER.compiling(is_preparing=False) as compiled:
+        LINEAR_OP(x, weight, layout=RowMajor())
+    (one,) = compiled
+    ptx = one.binary.asm["ptx"]
+    # The four warps that multiply, two that feed and two besides, each in a place of its own.
+    assert re.findall(r"\.reqntid (\d+)", ptx) == ["256"]
+    assert re.findall(r"\.reqnctapercluster (\d+)", ptx) == ["2"]
+    arrives = re.findall(r"barrier\.cluster\.arrive[.\w]*", ptx)
+    assert arrives == ["barrier.cluster.arrive.relaxed"] * 5
+    # What Triton lays out lies behind this room, and must begin at a multiple of 1,024 bytes.
+    rooms = re.findall(r"\.shared \.align (\d+) \.b8 \w+\[(\d+)\]", ptx)
+    assert [align for align, _ in rooms] == ["1024"]
+    assert int(rooms[0][1]) % 1_024 == 0
 
 
 def test_results_that_cannot_be_stored_in_pairs_are_not_shared() -> None:

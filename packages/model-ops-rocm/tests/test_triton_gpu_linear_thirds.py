@@ -84,31 +84,47 @@ def test_a_recorded_product_reads_what_its_operands_hold_then(num_rows: int) -> 
         assert torch.equal(out, linear(x, weight, layout=RowMajor()))
 
 
-@pytest.mark.parametrize("num_rows", [16, 32])
-def test_each_product_is_read_after_the_kernel_that_writes_it(num_rows: int) -> None:
+@pytest.mark.parametrize(
+    ("num_rows", "shapes", "kernels"),
+    [
+        (16, [(6_144, 6_144)], {"thirds"}),
+        (32, [(6_144, 6_144)], {"thirds"}),
+        # As in a layer, one after another of another kind.
+        (16, [(6_144, 4_096), (4_096, 6_144)], {"thirds", "specialised"}),
+        (32, [(6_144, 4_096), (4_096, 6_144)], {"thirds", "specialised"}),
+        (64, [(6_144, 4_096), (4_096, 6_144)], {"cluster", "specialised"}),
+    ],
+    ids=str,
+)
+def test_each_product_is_read_after_the_kernel_that_writes_it(
+    num_rows: int, shapes: list[tuple[int, int]], kernels: set[str]
+) -> None:
     torch.manual_seed(0)
     linear = linear_of(torch.bfloat16)
-    weights = [torch.randn(6_144, 6_144, device="cuda").bfloat16() / 78 for _ in range(3)]
-    first = torch.randn(num_rows, 6_144, device="cuda").bfloat16()
-    rows = [torch.empty_like(first) for _ in range(12)]
+    shapes = shapes * (12 // len(shapes))
+    weights = [torch.randn(shape, device="cuda").bfloat16() / shape[1] ** 0.5 for shape in shapes]
+    first = torch.randn(num_rows, shapes[0][1], device="cuda").bfloat16()
+    rows = [
+        torch.empty(num_rows, shape[0], dtype=torch.bfloat16, device="cuda") for shape in shapes
+    ]
 
     def chain() -> torch.Tensor:
         x = first
-        for index, out in enumerate(rows):
-            x = linear(x, weights[index % 3], layout=RowMajor(), out=out)
+        for weight, out in zip(weights, rows, strict=True):
+            x = linear(x, weight, layout=RowMajor(), out=out)
         return x
 
-    assert set(launched_by(chain)) == {"thirds_linear_kernel"}
+    assert set(launched_by(chain)) == {f"{kernel}_linear_kernel" for kernel in kernels}
     graph, captured = recorded(chain)
     for _ in range(20):
         first.normal_()
         graph.replay()
         got = captured.clone()
         x = first
-        for index in range(len(rows)):
-            wanted = linear(x, weights[index % 3], layout=RowMajor())
+        for weight in weights:
+            wanted = linear(x, weight, layout=RowMajor())
             torch.cuda.synchronize()
-            assert_is_product(wanted, x, weights[index % 3])
+            assert_is_product(wanted, x, weight)
             x = wanted
         assert torch.equal(got, x)
 

@@ -2,8 +2,9 @@
 
 The tensor memory accelerator reads both operands by descriptors, which are made anew for each call
 and lie in the launch itself, so that a recorded one replays them. It needs rows that lie close, at
-addresses that are multiples of 16 bytes; products of others stay with the kernels that load. So do
-those that programs of a cluster share where the result cannot be stored two columns at a time.
+addresses that are multiples of 16 bytes; products of others are multiplied as if no warps fed any.
+So are those of 64 rows that programs of a cluster share where the result cannot be stored two
+columns at a time.
 """
 
 from collections.abc import Iterator
