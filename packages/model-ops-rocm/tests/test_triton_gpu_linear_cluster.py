@@ -8,8 +8,13 @@ import torch
 
 from syncline.model_ops_rocm import RowMajor, detect_arch, prepare
 from syncline.model_ops_rocm.testing.launches import launched_by
-from syncline.model_ops_rocm.testing.parity import recorded
-from syncline.model_ops_rocm.testing.products import assert_is_product, linear_of, poisoned
+from syncline.model_ops_rocm.testing.products import (
+    assert_each_waits,
+    assert_is_product,
+    assert_replays,
+    linear_of,
+    poisoned,
+)
 from syncline.model_ops_rocm.triton import sealed
 
 pytestmark = [
@@ -20,6 +25,7 @@ pytestmark = [
     ),
 ]
 
+KERNEL = "cluster_linear_kernel"
 NUM_ROWS = 64
 # Of the weight. Both programs have whole tiles of K; the second has only a part of its last one, or
 # none of it and the first a part or all.
@@ -37,7 +43,7 @@ SHAPES = (
 
 def is_shared(call: Callable[[], object]) -> bool:
     """Whether the call is the kernel's whose programs share tiles, and nothing else."""
-    return launched_by(call) == ["cluster_linear_kernel"]
+    return launched_by(call) == [KERNEL]
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
@@ -111,53 +117,22 @@ def test_results_that_are_not_stored_in_pairs_are_multiplied_otherwise(
 
 @pytest.mark.parametrize("shape", [(4_096, 8_192), (6_144, 4_096)], ids=str)
 def test_a_recorded_product_reads_what_its_operands_hold_then(shape: tuple[int, int]) -> None:
-    torch.manual_seed(0)
-    linear = linear_of(torch.bfloat16)
-    weight = torch.randn(shape, device="cuda").bfloat16()
-    x = torch.randn(NUM_ROWS, shape[1], device="cuda").bfloat16()
-    out = torch.empty(NUM_ROWS, shape[0], dtype=torch.bfloat16, device="cuda")
-    assert is_shared(lambda: linear(x, weight, layout=RowMajor(), out=out))
-    graph, _ = recorded(lambda: linear(x, weight, layout=RowMajor(), out=out))
-    for _ in range(3):
-        x.normal_()
-        weight.normal_()
-        out.fill_(float("nan"))
-        graph.replay()
-        assert_is_product(out, x, weight)
-        assert torch.equal(out, linear(x, weight, layout=RowMajor()))
+    assert_replays(NUM_ROWS, shape, KERNEL)
 
 
-def test_each_product_is_read_after_the_kernel_that_writes_it() -> None:
-    """Both kinds by turns, each of which begins before the one ahead has ended."""
-    torch.manual_seed(0)
-    linear = linear_of(torch.bfloat16)
-    shapes = [(8_192, 4_096), (4_096, 8_192)] * 2
-    weights = [torch.randn(shape, device="cuda").bfloat16() / shape[1] ** 0.5 for shape in shapes]
-    first = torch.randn(NUM_ROWS, 4_096, device="cuda").bfloat16()
-    rows = [
-        torch.empty(NUM_ROWS, shapes[index % 4][0], dtype=torch.bfloat16, device="cuda")
-        for index in range(12)
-    ]
-
-    def chain() -> torch.Tensor:
-        x = first
-        for index, out in enumerate(rows):
-            x = linear(x, weights[index % 4], layout=RowMajor(), out=out)
-        return x
-
-    assert set(launched_by(chain)) == {"cluster_linear_kernel"}
-    graph, captured = recorded(chain)
-    for _ in range(20):
-        first.normal_()
-        graph.replay()
-        got = captured.clone()
-        x = first
-        for index in range(len(rows)):
-            wanted = linear(x, weights[index % 4], layout=RowMajor())
-            torch.cuda.synchronize()
-            assert_is_product(wanted, x, weights[index % 4])
-            x = wanted
-        assert torch.equal(got, x)
+@pytest.mark.parametrize(
+    ("shapes", "kernels"),
+    [
+        # Both kinds by turns.
+        ([(8_192, 4_096), (4_096, 8_192)], {KERNEL}),
+        ([(6_144, 4_096), (4_096, 6_144)], {KERNEL, "specialised_linear_kernel"}),
+    ],
+    ids=str,
+)
+def test_each_product_is_read_after_the_kernel_that_writes_it(
+    shapes: list[tuple[int, int]], kernels: set[str]
+) -> None:
+    assert_each_waits(NUM_ROWS, shapes, kernels)
 
 
 @pytest.mark.parametrize("shape", [(4_032, 8_704), (6_272, 4_352)], ids=str)

@@ -8,8 +8,13 @@ import torch
 
 from syncline.model_ops_rocm import RowMajor, detect_arch, prepare
 from syncline.model_ops_rocm.testing.launches import launched_by
-from syncline.model_ops_rocm.testing.parity import recorded
-from syncline.model_ops_rocm.testing.products import assert_is_product, linear_of, poisoned
+from syncline.model_ops_rocm.testing.products import (
+    assert_each_waits,
+    assert_is_product,
+    assert_replays,
+    linear_of,
+    poisoned,
+)
 from syncline.model_ops_rocm.triton import sealed
 
 pytestmark = [
@@ -20,6 +25,7 @@ pytestmark = [
     ),
 ]
 
+KERNEL = "thirds_linear_kernel"
 # Of the weight. The last three tiles are all there, or one, or two and a part of the third; K ends
 # with tiles of both programs, or in one that the second has not.
 SHAPES = ((6_144, 4_096), (5_761, 4_104), (6_335, 4_352), (5_822, 4_608), (6_144, 12_288))
@@ -27,7 +33,7 @@ SHAPES = ((6_144, 4_096), (5_761, 4_104), (6_335, 4_352), (5_822, 4_608), (6_144
 
 def are_thirds(call: Callable[[], object]) -> bool:
     """Whether the call is the kernel's whose clusters have three tiles, and nothing else."""
-    return launched_by(call) == ["thirds_linear_kernel"]
+    return launched_by(call) == [KERNEL]
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
@@ -68,65 +74,23 @@ def test_each_half_of_a_third_tile_is_its_own_rows(num_rows: int) -> None:
 
 @pytest.mark.parametrize("num_rows", [5, 30])
 def test_a_recorded_product_reads_what_its_operands_hold_then(num_rows: int) -> None:
-    torch.manual_seed(0)
-    linear = linear_of(torch.bfloat16)
-    weight = torch.randn(6_144, 4_096, device="cuda").bfloat16()
-    x = torch.randn(num_rows, 4_096, device="cuda").bfloat16()
-    out = torch.empty(num_rows, 6_144, dtype=torch.bfloat16, device="cuda")
-    assert are_thirds(lambda: linear(x, weight, layout=RowMajor(), out=out))
-    graph, _ = recorded(lambda: linear(x, weight, layout=RowMajor(), out=out))
-    for _ in range(3):
-        x.normal_()
-        weight.normal_()
-        out.fill_(float("nan"))
-        graph.replay()
-        assert_is_product(out, x, weight)
-        assert torch.equal(out, linear(x, weight, layout=RowMajor()))
+    assert_replays(num_rows, (6_144, 4_096), KERNEL)
 
 
+@pytest.mark.parametrize("num_rows", [16, 32])
 @pytest.mark.parametrize(
-    ("num_rows", "shapes", "kernels"),
+    ("shapes", "kernels"),
     [
-        (16, [(6_144, 6_144)], {"thirds"}),
-        (32, [(6_144, 6_144)], {"thirds"}),
+        ([(6_144, 6_144)], {KERNEL}),
         # As in a layer, one after another of another kind.
-        (16, [(6_144, 4_096), (4_096, 6_144)], {"thirds", "specialised"}),
-        (32, [(6_144, 4_096), (4_096, 6_144)], {"thirds", "specialised"}),
-        (64, [(6_144, 4_096), (4_096, 6_144)], {"cluster", "specialised"}),
+        ([(6_144, 4_096), (4_096, 6_144)], {KERNEL, "specialised_linear_kernel"}),
     ],
     ids=str,
 )
 def test_each_product_is_read_after_the_kernel_that_writes_it(
-    num_rows: int, shapes: list[tuple[int, int]], kernels: set[str]
+    shapes: list[tuple[int, int]], kernels: set[str], num_rows: int
 ) -> None:
-    torch.manual_seed(0)
-    linear = linear_of(torch.bfloat16)
-    shapes = shapes * (12 // len(shapes))
-    weights = [torch.randn(shape, device="cuda").bfloat16() / shape[1] ** 0.5 for shape in shapes]
-    first = torch.randn(num_rows, shapes[0][1], device="cuda").bfloat16()
-    rows = [
-        torch.empty(num_rows, shape[0], dtype=torch.bfloat16, device="cuda") for shape in shapes
-    ]
-
-    def chain() -> torch.Tensor:
-        x = first
-        for weight, out in zip(weights, rows, strict=True):
-            x = linear(x, weight, layout=RowMajor(), out=out)
-        return x
-
-    assert set(launched_by(chain)) == {f"{kernel}_linear_kernel" for kernel in kernels}
-    graph, captured = recorded(chain)
-    for _ in range(20):
-        first.normal_()
-        graph.replay()
-        got = captured.clone()
-        x = first
-        for weight in weights:
-            wanted = linear(x, weight, layout=RowMajor())
-            torch.cuda.synchronize()
-            assert_is_product(wanted, x, weight)
-            x = wanted
-        assert torch.equal(got, x)
+    assert_each_waits(num_rows, shapes, kernels)
 
 
 @pytest.mark.parametrize(("num_rows", "fewest"), [(16, 2), (32, 17)])

@@ -17,7 +17,13 @@ from syncline.model_ops_rocm import (
 from syncline.model_ops_rocm.quant import CodeType, Granularity
 from syncline.model_ops_rocm.testing.launches import launched_by
 from syncline.model_ops_rocm.testing.parity import recorded
-from syncline.model_ops_rocm.testing.products import assert_is_product, linear_of, poisoned
+from syncline.model_ops_rocm.testing.products import (
+    assert_each_waits,
+    assert_is_product,
+    assert_replays,
+    linear_of,
+    poisoned,
+)
 from syncline.model_ops_rocm.triton import sealed
 
 pytestmark = [
@@ -28,6 +34,7 @@ pytestmark = [
     ),
 ]
 
+KERNEL = "specialised_linear_kernel"
 # Of the weight: whole tiles, and edges of rows and of K.
 SHAPES = ((4_096, 4_096), (3_900, 4_104), (6_400, 4_096), (7_001, 4_352), (4_096, 12_288))
 # Of the others' 64 rows programs of a cluster share the tiles, which has tests of its own.
@@ -37,7 +44,7 @@ CASES += [(shape, 64) for shape in SHAPES[:2]]
 
 def assert_is_fed(call: Callable[[], object]) -> None:
     """The call is the specialised kernel's, and nothing else."""
-    assert launched_by(call) == ["specialised_linear_kernel"]
+    assert launched_by(call) == [KERNEL]
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
@@ -97,44 +104,12 @@ def test_rows_that_the_accelerator_cannot_read_are_multiplied_otherwise(
 def test_a_recorded_product_reads_what_its_operands_hold_then(
     shape: tuple[int, int], num_rows: int
 ) -> None:
-    torch.manual_seed(0)
-    linear = linear_of(torch.bfloat16)
-    weight = torch.randn(shape, device="cuda").bfloat16()
-    x = torch.randn(num_rows, shape[1], device="cuda").bfloat16()
-    out = torch.empty(num_rows, shape[0], dtype=torch.bfloat16, device="cuda")
-    assert_is_fed(lambda: linear(x, weight, layout=RowMajor(), out=out))
-    graph, _ = recorded(lambda: linear(x, weight, layout=RowMajor(), out=out))
-    for _ in range(3):
-        x.normal_()
-        weight.normal_()
-        graph.replay()
-        assert torch.equal(out, linear(x, weight, layout=RowMajor()))
+    assert_replays(num_rows, shape, KERNEL)
 
 
 @pytest.mark.parametrize("num_rows", [16, 32, 64])
 def test_each_product_is_read_after_the_kernel_that_writes_it(num_rows: int) -> None:
-    torch.manual_seed(0)
-    linear = linear_of(torch.bfloat16)
-    weights = [torch.randn(4_096, 4_096, device="cuda").bfloat16() / 64 for _ in range(3)]
-    first = torch.randn(num_rows, 4_096, device="cuda").bfloat16()
-    rows = [torch.empty_like(first) for _ in range(12)]
-
-    def chain() -> torch.Tensor:
-        x = first
-        for index, out in enumerate(rows):
-            x = linear(x, weights[index % 3], layout=RowMajor(), out=out)
-        return x
-
-    graph, captured = recorded(chain)
-    for _ in range(20):
-        first.normal_()
-        graph.replay()
-        got = captured.clone()
-        x = first
-        for index in range(len(rows)):
-            x = linear(x, weights[index % 3], layout=RowMajor())
-            torch.cuda.synchronize()
-        assert torch.equal(got, x)
+    assert_each_waits(num_rows, [(4_096, 4_096)] * 3, {KERNEL})
 
 
 @pytest.mark.parametrize(("num_rows", "fewest"), [(16, 1), (32, 17), (64, 17)])
