@@ -8,12 +8,27 @@ import torch
 from kernel_families.base import Arguments, Calls, Rules, empty, operands_of_dtype, pools
 from syncline.model_ops_rocm import AttentionMetadata
 from syncline.model_ops_rocm.kv import KVLayout, KVOrder, KVScale
-from syncline.model_ops_rocm.triton.configs.attention import FEW
+from syncline.model_ops_rocm.triton.configs.attention import (
+    CLOSE,
+    CLOSE_LONG,
+    EIGHTHS,
+    HALVES,
+    QUARTERS,
+)
 from syncline.model_ops_rocm.triton.configs.base import ConfigKey
 
 _NUM_HEADS: Final = 32
 _NUM_KV_HEADS: Final = 8
 _BLOCK_SIZE: Final = 64
+_MANY_BLOCKS: Final = 32
+# Rows and blocks of a row that these kinds are for, as many rows or one more.
+_FEW: Final = {
+    EIGHTHS: (1, 32),
+    QUARTERS: (1, 8),
+    HALVES: (3, 8),
+    CLOSE: (7, 8),
+    CLOSE_LONG: (7, 16),
+}
 
 
 def _numbers(*shape: int) -> torch.Tensor:
@@ -26,7 +41,7 @@ def _metadata(key: ConfigKey, num_tokens: int) -> AttentionMetadata:
     return AttentionMetadata(
         query_start_loc=_numbers(num_rows + 1),
         seq_lens=_numbers(num_rows),
-        block_tables=_numbers(num_rows, 8 if key.kind == FEW else 32),
+        block_tables=_numbers(num_rows, _FEW.get(key.kind, (0, _MANY_BLOCKS))[1]),
         num_decode_rows=num_rows if is_decode else 0,
         max_query_len=num_tokens,
     )
@@ -34,9 +49,9 @@ def _metadata(key: ConfigKey, num_tokens: int) -> AttentionMetadata:
 
 def _attention(key: ConfigKey, num_tokens: int) -> Iterator[tuple[str, Arguments]]:
     head_dim = key.up_to
-    if key.kind == FEW:
+    if key.kind in _FEW:
         # As many rows as the kind is for, whatever their number is elsewhere.
-        num_tokens = 4 + num_tokens % 5
+        num_tokens = _FEW[key.kind][0] + (num_tokens % 2 if key.kind != EIGHTHS else 0)
     for variant, num_blocks in pools(key, _NUM_KV_HEADS * _BLOCK_SIZE * head_dim):
         is_told_apart = key.arch != "sm_90" and head_dim == 128 and key.dtype == torch.bfloat16
         if variant == "over-2-GiB" and not is_told_apart:
@@ -51,7 +66,7 @@ def _attention(key: ConfigKey, num_tokens: int) -> Iterator[tuple[str, Arguments
             "out": empty(key, num_tokens, _NUM_HEADS, head_dim),
             "batch_invariant": key.kind == "invariant",
         }
-        if key.kind.startswith(("decode_split", "decode_short", FEW)):
+        if key.kind.startswith(("decode_split", "decode_short", "decode_few")):
             # The others compile split rows too, merged by a launch more.
             arguments["counters"] = _numbers(num_tokens * _NUM_KV_HEADS)
         if key.kind.endswith("_fp8"):

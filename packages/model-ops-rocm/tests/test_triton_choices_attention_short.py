@@ -1,6 +1,7 @@
-"""Which decode rows have all of their pages asked for at once; needs Triton and no GPU."""
+"""Which decode rows clusters of programs attend to, and how; needs Triton and no GPU."""
 
 import math
+import re
 from dataclasses import dataclass
 
 import pytest
@@ -11,12 +12,17 @@ pytest.importorskip("triton")
 from syncline.model_ops_rocm import AttentionMetadata
 from syncline.model_ops_rocm.kv import KVLayout, KVOrder, KVPool, KVScale
 from syncline.model_ops_rocm.testing.stand_in import stand_in_driver
-from syncline.model_ops_rocm.triton.launch import IS_INTERPRETED, LAUNCHER
+from syncline.model_ops_rocm.triton.configs.attention import (
+    CLOSE,
+    CLOSE_LONG,
+    EIGHTHS,
+    HALVES,
+    QUARTERS,
+)
+from syncline.model_ops_rocm.triton.launch import IS_INTERPRETED, LAUNCHER, CompiledLaunch
 from syncline.model_ops_rocm.triton.ops.attention import PAGED
 
 pytestmark = pytest.mark.skipif(IS_INTERPRETED, reason="the interpreter compiles nothing")
-
-FEW = [("decode_few", "short_decode_kernel")]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,8 +45,8 @@ class Rows:
     batch_invariant: bool = False
 
 
-def launched(rows: Rows) -> list[tuple[str, str]]:
-    """The kind and the kernel of each launch of paged attention."""
+def compiled_for(rows: Rows) -> list[CompiledLaunch]:
+    """The launches of paged attention."""
     scale = KVScale.HEAD if rows.in_codes else KVScale.NONE
     layout = KVLayout(
         order=rows.order,
@@ -81,40 +87,50 @@ def launched(rows: Rows) -> list[tuple[str, str]]:
             kv_scales=(scales, scales) if rows.in_codes else None,
             batch_invariant=rows.batch_invariant,
         )
-    return [
-        (one.key.kind, one.binary.metadata.name)
-        for one in compiled
-        if one.key.op == "paged_attention"
-    ]
+    return [one for one in compiled if one.key.op == "paged_attention"]
+
+
+def launched(rows: Rows) -> list[tuple[str, str]]:
+    """The kind and the kernel of each of them."""
+    return [(one.key.kind, one.binary.metadata.name) for one in compiled_for(rows)]
 
 
 @pytest.mark.parametrize(
-    "rows",
+    ("kind", "rows"),
     [
-        Rows(),
-        Rows(num_kv_heads=4),
-        Rows(num_rows=4, dtype=torch.float16),
-        Rows(num_rows=16, num_kv_heads=2),
-        Rows(context=320),
-        Rows(context=1_024),
-        Rows(context=8_192, max_seq_len=1_024),
-        Rows(block_size=256, order=KVOrder.NHD),
-        Rows(num_heads=8, q_len=16),
+        (CLOSE, Rows()),
+        (CLOSE, Rows(context=64)),
+        (CLOSE, Rows(num_rows=5, dtype=torch.float16)),
+        (CLOSE_LONG, Rows(context=1_024)),
+        (CLOSE_LONG, Rows(context=8_192, max_seq_len=1_024)),
+        (CLOSE_LONG, Rows(num_heads=8, q_len=16, context=576)),
+        (HALVES, Rows(num_kv_heads=4)),
+        (HALVES, Rows(num_rows=4, dtype=torch.float16)),
+        (HALVES, Rows(num_rows=16, num_kv_heads=2, context=2_048)),
+        (QUARTERS, Rows(num_rows=2)),
+        (QUARTERS, Rows(num_rows=1, context=64)),
+        (QUARTERS, Rows(num_rows=4, num_kv_heads=4, context=2_048)),
+        (QUARTERS, Rows(num_rows=1, num_kv_heads=2, context=1_024)),  # of sixteen columns
+        (QUARTERS, Rows(num_rows=1, block_size=256, order=KVOrder.NHD)),
+        (EIGHTHS, Rows(num_rows=1, context=576)),
+        (EIGHTHS, Rows(num_rows=2, num_kv_heads=4, context=4_096)),
+        (EIGHTHS, Rows(num_rows=1, context=8_192, max_seq_len=4_096)),
     ],
     ids=str,
 )
-def test_few_short_rows_have_a_kernel_of_their_own(rows: Rows) -> None:
-    assert launched(rows) == FEW
+def test_clusters_attend_to_few_rows(kind: str, rows: Rows) -> None:
+    assert launched(rows) == [(kind, "short_decode_kernel")]
 
 
 @pytest.mark.parametrize(
     "rows",
     [
-        Rows(num_rows=3),
         Rows(num_rows=9),
-        Rows(context=256),
         Rows(context=1_088),
-        Rows(max_seq_len=256),
+        Rows(num_rows=4, context=2_112),
+        Rows(num_rows=2, context=2_112),
+        Rows(num_rows=1, context=4_160),
+        Rows(num_rows=1, num_kv_heads=2, context=2_112),
         Rows(head_dim=64),
         Rows(head_dim=256),
         Rows(block_size=32),
@@ -132,3 +148,35 @@ def test_few_short_rows_have_a_kernel_of_their_own(rows: Rows) -> None:
 def test_all_other_rows_do_not(rows: Rows) -> None:
     found = launched(rows)
     assert found and not {name for _, name in found} & {"short_decode_kernel"}
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [Rows(), Rows(num_kv_heads=4), Rows(num_rows=2), Rows(num_rows=1, context=1_024)],
+    ids=str,
+)
+def test_every_thread_passes_the_barrier_of_its_cluster(rows: Rows) -> None:
+    """It counts all threads that have not ended: one that passes it not would hang the device."""
+    (one,) = compiled_for(rows)
+    programs = one.config.num_ctas
+    ptx, threads = one.binary.asm["ptx"], 256
+    assert f".reqntid {threads}" in ptx and f".reqnctapercluster {programs}" in ptx
+    # Of the four warps that attend, of the one that asks, and of three that make up their number.
+    assert len(re.findall(r"barrier\.cluster\.arrive", ptx)) == 5
+    # The first program waits in another place than those that send to it.
+    assert len(re.findall(r"barrier\.cluster\.wait", ptx)) == 6
+    # Each part: sums, highest scores and totals of each of 128 threads.
+    parts, numbers = programs - 1, 8 + 2 + 2
+    num_bytes = parts * numbers * 128 * 4
+    assert re.search(rf"expect_tx\.shared::cta\.b64 _, \[\S+], {num_bytes};", ptx)
+    assert len(re.findall(r"st\.async", ptx)) == numbers // 4
+
+
+def test_what_lies_in_l2_may_be_asked_for_before_the_wait_and_nothing_else() -> None:
+    (one,) = compiled_for(Rows())
+    # Up to each wait: what the same warps do since they arrived at the barrier of their cluster.
+    waits = one.binary.asm["ptx"].split("griddepcontrol.wait")[:-1]
+    before = [text.split("barrier.cluster.arrive")[-1] for text in waits]
+    assert len(before) == 2
+    loads = [load for text in before for load in re.findall(r"ld\.global\S*", text)]
+    assert len(loads) == 2 and all(".cg" in load for load in loads)

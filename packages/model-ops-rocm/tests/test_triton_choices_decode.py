@@ -8,7 +8,14 @@ pytest.importorskip("triton")
 from syncline.model_ops_rocm import AttentionMetadata
 from syncline.model_ops_rocm.testing.stand_in import stand_in_driver
 from syncline.model_ops_rocm.triton.configs import CONFIGS, key_for
-from syncline.model_ops_rocm.triton.configs.attention import has_short_row
+from syncline.model_ops_rocm.triton.configs.attention import (
+    CLOSE,
+    CLOSE_LONG,
+    EIGHTHS,
+    HALVES,
+    QUARTERS,
+    has_short_row,
+)
 from syncline.model_ops_rocm.triton.launch import IS_INTERPRETED, LAUNCHER
 from syncline.model_ops_rocm.triton.ops.attention import PAGED
 
@@ -42,26 +49,28 @@ def kinds(
 
 @pytest.mark.skipif(IS_INTERPRETED, reason="the interpreter compiles nothing")
 def test_parts_of_one_tile_are_short() -> None:
-    assert kinds("sm_90", context=512) == ["decode_short"]
-    assert kinds("sm_90", context=2_048) == ["decode_short"]
-    assert kinds("sm_90", context=2_112) == ["decode_split"]
-    assert kinds("sm_90", context=4_096, max_seq_len=512) == ["decode_short"]
+    # Of 64 dimensions: of 128 clusters attend to so few rows.
+    assert kinds("sm_90", context=512, head_dim=64) == ["decode_short"]
+    assert kinds("sm_90", context=2_048, head_dim=64) == ["decode_short"]
+    assert kinds("sm_90", context=2_112, head_dim=64) == ["decode_split"]
+    assert kinds("sm_90", context=4_096, max_seq_len=512, head_dim=64) == ["decode_short"]
     # Five tiles in four parts; two tiles for each of two parts.
-    assert kinds("sm_90", context=320) == ["decode_split"]
-    assert kinds("sm_90", context=512, num_rows=5) == ["decode_split"]
-    assert kinds("sm_90", context=256) == ["decode"]
+    assert kinds("sm_90", context=320, head_dim=64) == ["decode_split"]
+    assert kinds("sm_90", context=512, num_rows=5, head_dim=64) == ["decode_split"]
+    assert kinds("sm_90", context=256, head_dim=64) == ["decode"]
+    assert kinds("sm_90", context=4_160) == ["decode_split"]
     assert kinds("sm_90", context=512, head_dim=256) == ["decode_split"]
     assert kinds("gfx942", context=512) == ["decode_split"]
 
 
 @pytest.mark.skipif(IS_INTERPRETED, reason="the interpreter compiles nothing")
 def test_what_is_prepared_serves_any_number_of_rows_and_any_length() -> None:
-    every = {"decode", "decode_split", "decode_short", "decode_few"}
+    few = {EIGHTHS, QUARTERS, HALVES, CLOSE, CLOSE_LONG}
+    every = {"decode", "decode_split", "decode_short", *few}
     assert set(kinds("sm_90", context=4_096, num_rows=8, is_preparing=True)) == every
     assert set(kinds("sm_90", context=64, is_preparing=True)) == every
-    assert set(kinds("sm_90", context=4_096, head_dim=64, is_preparing=True)) == every - {
-        "decode_few"
-    }
+    narrow = kinds("sm_90", context=4_096, head_dim=64, is_preparing=True)
+    assert set(narrow) == every - few
     of_amd = {"decode", "decode_split"}
     assert set(kinds("gfx942", context=4_096, is_preparing=True)) == of_amd
 

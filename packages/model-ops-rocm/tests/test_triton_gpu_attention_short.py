@@ -1,13 +1,14 @@
-"""Few short decode rows, whose pages are all asked for at once, on a GPU with tensor memory copies.
+"""Few decode rows, each of which a cluster of programs attends to, on a GPU that has clusters.
 
 Mutants these tests kill: a page too many or too few at an edge; a value past the last token that is
-NaN; a place that is asked for again before it was read; a chunk that no warps attended to; a window
-that is a token off; queries or a table that are read before the kernel ahead has written them.
+NaN; a place that is asked for again before it was read; a piece that no program attended to, or
+two did; a part that is read before it was sent; a window that is a token off; queries, a table, a
+length, keys or values that are read before the kernel ahead has written them.
 """
 
 from collections.abc import Callable
 from collections.abc import Sequence as SequenceABC
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import cast
 
 import pytest
@@ -15,13 +16,20 @@ import torch
 
 from syncline.model_ops_rocm import (
     AttentionMetadata,
-    PagedAttention,
     detect_arch,
     prepare,
-    select,
 )
-from syncline.model_ops_rocm.kv import KVLayout, KVOrder
-from syncline.model_ops_rocm.testing import PagedKV, make_paged_kv
+from syncline.model_ops_rocm.kv import KVOrder
+from syncline.model_ops_rocm.testing import make_paged_kv
+from syncline.model_ops_rocm.testing.decode_rows import (
+    MAX_TOKENS,
+    SCALE,
+    TOLERANCE,
+    Rows,
+    Variant,
+    all_lengths,
+    attention_of,
+)
 from syncline.model_ops_rocm.testing.launches import launched_by
 from syncline.model_ops_rocm.testing.parity import recorded
 from syncline.model_ops_rocm.triton import sealed
@@ -30,113 +38,15 @@ pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(
         not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0),
-        reason="only sm_90 has rows whose pages are asked for at once",
+        reason="only sm_90 has rows for clusters",
     ),
 ]
 
-SCALE = 0.1
-NUM_HEADS = 32
-MAX_TOKENS = 1_024
-# Of the norm of a result: a rounding of the weights and one of the result.
-TOLERANCE = {torch.bfloat16: 4e-3, torch.float16: 5e-4}
-LENGTHS = [
-    *(length for page in range(64, MAX_TOKENS, 64) for length in (page - 1, page, page + 1)),
-    *(0, 1, 17, 300, MAX_TOKENS - 1, MAX_TOKENS),
-]
-# Rows, and heads of KV.
-SOME = ((8, 8), (8, 4), (5, 8), (16, 2))
-
-
-def attention_of(dtype: torch.dtype) -> PagedAttention:
-    return select("paged_attention", backend="triton", arch=detect_arch(), dtype=dtype)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Variant:
-    """What else a step may have."""
-
-    q_len: int = 1
-    window: int | None = None
-    has_sinks: bool = False
-    order: KVOrder = KVOrder.HND
-
-
-class Rows:
-    """Decode rows of a step, on the device, with what they are given and what they make."""
-
-    def __init__(
-        self,
-        kv: PagedKV,
-        variant: Variant,
-        num_heads: int = NUM_HEADS,
-        max_tokens: int = MAX_TOKENS,
-    ) -> None:
-        num_rows, q_len = len(kv.keys), variant.q_len
-        dtype, block_size = kv.k_cache.dtype, kv.k_cache.shape[2]
-        caches = [kv.k_cache.cuda(), kv.v_cache.cuda()]
-        if variant.order == KVOrder.NHD:
-            caches = [one.transpose(1, 2).contiguous() for one in caches]
-        self.kv, self.variant, self.k, self.v = kv, variant, *caches
-        self.layout = KVLayout(order=variant.order, dtype=dtype, kernel_block_size=block_size)
-        self.lengths = torch.tensor([len(keys) for keys in kv.keys], dtype=torch.int32).cuda()
-        self.meta = AttentionMetadata(
-            query_start_loc=torch.arange(num_rows + 1, dtype=torch.int32).cuda() * q_len,
-            seq_lens=self.lengths,
-            block_tables=kv.block_tables.cuda(),
-            num_decode_rows=num_rows,
-            decode_query_len=q_len,
-            max_query_len=q_len,
-            max_seq_len=max_tokens,
-        )
-        self.q = torch.randn(num_rows * q_len, num_heads, 128, dtype=dtype, device="cuda")
-        self.sinks = torch.randn(num_heads, device="cuda") if variant.has_sinks else None
-        self.lse = torch.full((num_rows * q_len, num_heads), 7.0, device="cuda")
-        self.target = torch.full((num_rows * q_len, num_heads, 136), 7.0, dtype=dtype).cuda()
-        self.out = self.target[..., :128]
-
-    def run(self) -> None:
-        attention_of(self.q.dtype)(
-            *(self.q, self.k, self.v, self.meta),
-            scale=SCALE,
-            layout=self.layout,
-            window=self.variant.window,
-            sinks_N=self.sinks,
-            out=self.out,
-            lse_TN=self.lse,
-        )
-
-    def assert_right(self) -> None:
-        """What was made agrees with float64, and nothing beside it was written."""
-        q_len, tolerance = self.variant.q_len, TOLERANCE[self.q.dtype]
-        for row in range(len(self.kv.keys)):
-            tokens = slice(row * q_len, (row + 1) * q_len)
-            got, got_lse = self.out[tokens].double(), self.lse[tokens].double()
-            if self.lengths[row] == 0:
-                assert not got.any() and (got_lse == float("-inf")).all()
-                continue
-            want, want_lse = self._exact(row, self.q[tokens])
-            assert (got - want).norm() < tolerance * want.norm(), row
-            assert torch.allclose(got_lse, want_lse, rtol=0.0, atol=1e-4), row
-        assert (self.target[..., 128:] == 7.0).all()
-
-    def _exact(self, row: int, q: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """(mean [n, N, D], lse [n, N]) of the row's queries."""
-        keys, values = (one[row].cuda().double() for one in (self.kv.keys, self.kv.values))
-        group = q.shape[1] // keys.shape[1]
-        keys, values = (one.repeat_interleave(group, 1) for one in (keys, values))
-        scores = torch.einsum("qnd,tnd->qnt", q.double(), keys) * SCALE
-        token = torch.arange(len(keys), device="cuda")
-        position = token[len(keys) - len(q) :, None]
-        is_hidden = token > position
-        if self.variant.window is not None:
-            is_hidden |= token <= position - self.variant.window
-        scores.masked_fill_(is_hidden[:, None], float("-inf"))
-        every = scores
-        if self.sinks is not None:
-            sinks = self.sinks.double()[None, :, None].expand(len(q), -1, 1)
-            every = torch.cat((scores, sinks), -1)
-        lse = torch.logsumexp(every, -1)
-        return torch.einsum("qnt,tnd->qnd", torch.exp(scores - lse[..., None]), values), lse
+# Rows, heads of KV, and tokens of the longest row: of each kind one or two.
+SOME = (
+    *((8, 8, MAX_TOKENS), (8, 8, 512), (5, 8, 512), (16, 2, MAX_TOKENS), (8, 4, 2_048)),
+    *((3, 8, 512), (2, 8, MAX_TOKENS), (4, 4, 64), (1, 8, 4_096), (2, 4, MAX_TOKENS), (1, 4, 512)),
+)
 
 
 def assert_is_short(call: Callable[[], object]) -> None:
@@ -155,28 +65,18 @@ def checked(rows: Rows) -> None:
     assert torch.equal(rows.out, once)
 
 
-def all_lengths(num_rows: int, q_len: int = 1) -> list[list[int]]:
-    """Every one of LENGTHS, `num_rows` at a time; with a token for each query.
-
-    One row of each has MAX_TOKENS: steps of shorter ones alone are multiplied otherwise.
-    """
-    lengths = [max(length, q_len) if length else 0 for length in LENGTHS]
-    lengths += [MAX_TOKENS] * (-len(lengths) % (num_rows - 1))
-    starts = range(0, len(lengths), num_rows - 1)
-    return [[*lengths[start : start + num_rows - 1], MAX_TOKENS] for start in starts]
-
-
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
-@pytest.mark.parametrize(("num_rows", "num_kv_heads"), SOME)
+@pytest.mark.parametrize(("num_rows", "num_kv_heads", "max_tokens"), SOME)
 def test_rows_around_the_edges_of_pages_agree_with_float64(
-    num_rows: int, num_kv_heads: int, dtype: torch.dtype
+    num_rows: int, num_kv_heads: int, max_tokens: int, dtype: torch.dtype
 ) -> None:
     torch.manual_seed(num_rows)
-    for lengths in all_lengths(num_rows):
-        checked(Rows(make_paged_kv(lengths, (num_kv_heads, 64, 128), dtype=dtype), Variant()))
+    for lengths in all_lengths(num_rows, max_tokens):
+        kv = make_paged_kv(lengths, (num_kv_heads, 64, 128), dtype=dtype)
+        checked(Rows(kv, Variant(), max_tokens=max_tokens))
 
 
-@pytest.mark.parametrize(("num_rows", "num_kv_heads"), [(8, 8), (8, 4)])
+@pytest.mark.parametrize(("num_rows", "num_kv_heads"), [(8, 8), (8, 4), (2, 8), (1, 8)])
 @pytest.mark.parametrize(
     "variant",
     [
@@ -194,19 +94,19 @@ def test_windows_sinks_orders_and_several_queries(
     variant: Variant, num_rows: int, num_kv_heads: int
 ) -> None:
     torch.manual_seed(0)
-    for lengths in all_lengths(num_rows, variant.q_len):
+    for lengths in all_lengths(num_rows, MAX_TOKENS, variant.q_len):
         kv = make_paged_kv(lengths, (num_kv_heads, 64, 128), dtype=torch.bfloat16)
         checked(Rows(kv, variant))
 
 
 @pytest.mark.parametrize("block_size", [128, 192, 256])
 @pytest.mark.parametrize("order", [KVOrder.HND, KVOrder.NHD])
-@pytest.mark.parametrize(("num_rows", "num_kv_heads"), [(8, 4), (7, 8)])
+@pytest.mark.parametrize(("num_rows", "num_kv_heads"), [(8, 4), (7, 8), (1, 8)])
 def test_blocks_of_several_pages(
     num_rows: int, num_kv_heads: int, order: KVOrder, block_size: int
 ) -> None:
     torch.manual_seed(0)
-    for lengths in all_lengths(num_rows):
+    for lengths in all_lengths(num_rows, MAX_TOKENS):
         kv = make_paged_kv(lengths, (num_kv_heads, block_size, 128), dtype=torch.bfloat16)
         checked(Rows(kv, Variant(order=order)))
 
@@ -222,7 +122,7 @@ def test_groups_and_queries_up_to_sixteen_together(
     checked(Rows(kv, Variant(q_len=q_len), num_heads))
 
 
-@pytest.mark.parametrize(("num_rows", "num_kv_heads"), [(8, 8), (4, 8)])
+@pytest.mark.parametrize(("num_rows", "num_kv_heads"), [(8, 8), (4, 8), (2, 8), (1, 8)])
 def test_a_recorded_step_is_replayed_with_other_lengths_and_tables(
     num_rows: int, num_kv_heads: int
 ) -> None:
@@ -232,11 +132,11 @@ def test_a_recorded_step_is_replayed_with_other_lengths_and_tables(
     rows = Rows(first, Variant())
     assert_is_short(rows.run)
     graph, _ = recorded(rows.run)
-    for seed, lengths in enumerate(all_lengths(num_rows)):
+    for seed, lengths in enumerate(all_lengths(num_rows, MAX_TOKENS)):
         rows.kv = make_paged_kv(lengths, shape, dtype=torch.bfloat16, seed=seed)
         for cache, new in ((rows.k, rows.kv.k_cache), (rows.v, rows.kv.v_cache)):
             cache[: len(new)] = new.cuda()
-        rows.meta.block_tables.fill_(-(2**20))
+        rows.meta.block_tables.fill_(2**30 if seed % 2 else -(2**20))
         rows.meta.block_tables[:, : rows.kv.block_tables.shape[1]] = rows.kv.block_tables.cuda()
         rows.lengths.copy_(torch.tensor(lengths, dtype=torch.int32))
         rows.q.normal_()
@@ -245,7 +145,7 @@ def test_a_recorded_step_is_replayed_with_other_lengths_and_tables(
         rows.assert_right()
 
 
-@pytest.mark.parametrize(("num_rows", "num_kv_heads"), [(8, 8), (4, 8)])
+@pytest.mark.parametrize(("num_rows", "num_kv_heads"), [(8, 8), (4, 8), (2, 8), (1, 8)])
 def test_queries_are_read_after_the_kernel_that_writes_them(
     num_rows: int, num_kv_heads: int
 ) -> None:
@@ -336,7 +236,10 @@ def test_what_is_prepared_serves_fewer_rows_and_shorter_ones(max_tokens: int) ->
     example = call(9, max_tokens // 64, "meta")
     prepare("paged_attention", [example], backend="triton", arch=arch, dtype=dtype)
     attend = cast(Callable[..., torch.Tensor], attention_of(dtype))
-    shapes: SequenceABC[tuple[int, int]] = ((1, 1), (4, 5), (4, 6), (7, 6), (8, 5), (9, 6))
+    shapes: SequenceABC[tuple[int, int]] = (
+        *((1, 1), (1, 6), (2, 6), (4, 5), (4, 6), (7, 6), (8, 5), (9, 6)),
+        *((rows, max_tokens // 64) for rows in (1, 2, 3, 8)),
+    )
     with sealed():
         for num_rows, width in shapes:
             result = attend(**call(num_rows, width, "cuda"))

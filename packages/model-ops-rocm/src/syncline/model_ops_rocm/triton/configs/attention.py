@@ -6,17 +6,17 @@ has one shape of tile and no fused roundings, so that the two loops of the kerne
 `decode_split`, as `decode`, for rows in parts, where there is too little to read to hide what a
 tile takes: APART lanes of warps walk it, and AHEAD tiles are asked for before the wait;
 `decode_short`, where it was measured, the same for parts of one tile, beside which nothing is
-loaded; `decode_few`, where it was measured, few rows whose KV is asked for at once, PAGES of it to
-each of STAGES. With `_fp8`, for a cache of codes and queries of 16 bits, of either kind: what is
-multiplied is float16. BLOCK_N is tokens of KV, BLOCK_M query heads times tokens. The rows of sm_90
-were chosen among a few each by their time on an H200, those of AMD by what the compiled code shows,
-without one.
+loaded; `decode_few_` and what follows, where it was measured, few rows, each with a cluster of
+programs. With `_fp8`, for a cache of codes and queries of 16 bits, of either kind: what
+is multiplied is float16. BLOCK_N is tokens of KV, BLOCK_M query heads times tokens. The rows of
+sm_90 were chosen among a few each by their time on an H200, those of AMD by what the compiled code
+shows, without one.
 """
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from types import MappingProxyType
-from typing import Final
+from typing import Final, NamedTuple
 
 import torch
 
@@ -35,14 +35,49 @@ MERGED_ELEMENTS: Final[Mapping[str, int]] = MappingProxyType({"": 256, MANY: 2_0
 _MANY_ELEMENTS: Final = 2**19
 FEW_PARTS: Final = 4  # of MANY elements, at most
 
-FEW: Final = "decode_few"
-_FEW_UNITS: Final = range(32, 65)  # rows times heads of KV, as measured
-_SHORT: Final = range(257, 1_025)  # tokens of KV of the longest row
+EIGHTHS: Final = "decode_few_eighths"
+QUARTERS: Final = "decode_few_quarters"
+HALVES: Final = "decode_few_halves"
+CLOSE: Final = "decode_few_close"
+CLOSE_LONG: Final = "decode_few_close_long"
 
 
-def are_few(num_units: int, longest: int) -> bool:
-    """Whether decode rows of sm_90, each head of KV a unit, have a row of the kind FEW."""
-    return num_units in _FEW_UNITS and longest in _SHORT
+class _Few(NamedTuple):
+    """Decode rows of sm_90 that a kind serves, as measured."""
+
+    kind: str
+    units: range  # rows times heads of KV: clusters
+    longest: range  # tokens of KV of the longest row
+    max_columns: int = 16  # heads of a group, times the queries of a row
+
+
+# The first that fits. Programs of a launch are 64 at most, so that the next one's find their
+# multiprocessors free; of more than 32 rows they are twice as many, two to a multiprocessor.
+_FEW: Final = (
+    _Few(EIGHTHS, range(1, 9), range(513, 4_097), 8),
+    _Few(QUARTERS, range(1, 17), range(1, 2_049)),
+    _Few(HALVES, range(17, 33), range(1, 2_049)),
+    _Few(CLOSE, range(33, 65), range(1, 513)),
+    _Few(CLOSE_LONG, range(33, 65), range(513, 1_025)),
+)
+
+
+def few_kind(num_rows: int, num_kv_heads: int, longest: int, num_columns: int) -> str | None:
+    """The kind of the rows for decode rows that are few, if these are."""
+    for few in _FEW:
+        has_units = num_rows * num_kv_heads in few.units
+        if has_units and longest in few.longest and num_columns <= few.max_columns:
+            return few.kind
+    return None
+
+
+def few_kinds(num_kv_heads: int, num_columns: int) -> list[str]:
+    """All that some number of rows may have, of some length."""
+    return [
+        few.kind
+        for few in _FEW
+        if any(units % num_kv_heads == 0 for units in few.units) and num_columns <= few.max_columns
+    ]
 
 
 def kind_of_merge(num_parts: int, num_elements: int) -> str:
@@ -71,13 +106,18 @@ def _alone(num_warps: int, num_stages: int, block_n: int) -> LaunchConfig:
     return replace(config, constants={**config.constants, "AHEAD": 0, "APART": 1})
 
 
-def _at_once(num_pages: int, num_stages: int) -> LaunchConfig:
+def _shared(
+    num_ctas: int, num_pages: int, num_stages: int, *, ahead: int, release: int
+) -> LaunchConfig:
+    """Rows that a cluster of `num_ctas` shares, of `num_pages` to each of its stages."""
+    constants = {"PAGES": num_pages, "STAGES": num_stages, "AHEAD": ahead, "RELEASE": release}
     return LaunchConfig(
         num_warps=4,
         fuses_multiply_add=True,
         maxnreg=128,
         launch_pdl=True,
-        constants={"PAGES": num_pages, "STAGES": num_stages},
+        num_ctas=num_ctas,
+        constants=constants,
     )
 
 
@@ -101,7 +141,11 @@ _SM_90: Final[Kinds] = {
         64: _overlapping(_tiles(4, 1, 64), ahead=1, apart=4),
         128: _overlapping(_tiles(8, 1, 64), ahead=1, apart=4),
     },
-    FEW: {128: _at_once(2, 6)},
+    EIGHTHS: {128: _shared(8, 2, 4, ahead=2, release=0)},
+    QUARTERS: {128: _shared(4, 2, 2, ahead=2, release=0)},
+    HALVES: {128: _shared(2, 2, 4, ahead=4, release=0)},
+    CLOSE: {128: _shared(2, 2, 3, ahead=1, release=1)},
+    CLOSE_LONG: {128: _shared(2, 2, 3, ahead=2, release=2)},
     "prefill": {64: _tiles(4, 3, 64, 128), 128: _tiles(8, 3, 64, 128), 256: _tiles(8, 3, 32, 128)},
     "decode_fp8": {
         128: _overlapping(_tiles(4, 3, 64)),

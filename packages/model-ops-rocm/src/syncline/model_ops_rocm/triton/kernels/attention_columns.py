@@ -11,21 +11,31 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared
 from triton.language import debug_barrier
 
 from syncline.model_ops_rocm.triton.kernels.attention_pages import PAGE
+from syncline.model_ops_rocm.triton.kernels.cluster import each_whole
 
 LOG2_E: gl.constexpr = gl.constexpr(1.4426950408889634)
 LN_2: gl.constexpr = gl.constexpr(0.6931471805599453)
+
+
+@gluon.constexpr_function
+def _rows_layout(num_warps, num_ctas):
+    """Of rows of HEAD_DIM, 16 bytes to a thread."""
+    return gl.BlockedLayout(
+        [1, 8], [2, 16], [num_warps, 1], [1, 0], cga_layout=each_whole(num_ctas, 2)
+    )
 
 
 @gluon.jit
 def load_queries(
     queries,  # where the first is; strides of a token, a head and a dimension
     q,  # shared [COLUMNS, HEAD_DIM]
+    NUM_CTAS: gl.constexpr,
     GROUP: gl.constexpr,
     NUM_COLUMNS: gl.constexpr,
     num_warps: gl.constexpr,
 ):
     """Queries into shared memory, as products read them: column c is head c % GROUP of a token."""
-    layout: gl.constexpr = gl.BlockedLayout([1, 8], [2, 16], [num_warps, 1], [1, 0])
+    layout: gl.constexpr = _rows_layout(num_warps, NUM_CTAS)
     column = gl.arange(0, q.shape[0], gl.SliceLayout(1, layout))
     dims = gl.arange(0, q.shape[1], gl.SliceLayout(0, layout))
     first = (column // GROUP).to(gl.int64) * queries[1] + column % GROUP * queries[2]
@@ -69,9 +79,9 @@ def store_weights(scores, state, factor, weights, COUNT: gl.constexpr):
 
 
 @gluon.jit
-def zero_past(stage, num_tokens, num_warps: gl.constexpr):
+def zero_past(stage, num_tokens, NUM_CTAS: gl.constexpr, num_warps: gl.constexpr):
     """Zeros for the values that are no token's: they may be NaN, which no weight of 0 stops."""
-    layout: gl.constexpr = gl.BlockedLayout([1, 8], [2, 16], [num_warps, 1], [1, 0])
+    layout: gl.constexpr = _rows_layout(num_warps, NUM_CTAS)
     values = stage.load(layout)
     token = gl.expand_dims(gl.arange(0, PAGE, gl.SliceLayout(1, layout)), 1)
     stage.store(gl.where(token < num_tokens, values, gl.zeros_like(values)))
@@ -80,9 +90,11 @@ def zero_past(stage, num_tokens, num_warps: gl.constexpr):
 
 
 @gluon.jit
-def store_columns(ptr, first, stride, values, is_row, layout: gl.constexpr):
-    """Stores [dimensions, columns] where each column's `first` element says."""
-    dims = gl.arange(0, values.shape[0], gl.SliceLayout(1, layout))
-    at = gl.expand_dims(first, 0) + gl.expand_dims(dims * stride, 1)
-    is_inside = gl.expand_dims(is_row, 0) & (gl.expand_dims(dims, 1) < values.shape[0])
+def store_columns(ptr, first, stride, values, is_inside, layout: gl.constexpr):
+    """Stores [dimensions, columns] where each column's `first` element says, if it `is_inside`.
+
+    For the first program of a cluster: what Triton stores, no other would.
+    """
+    dims = gl.expand_dims(gl.arange(0, values.shape[0], gl.SliceLayout(1, layout)), 1)
+    at = gl.expand_dims(first, 0) + dims * stride
     gl.store(ptr + at, values.to(ptr.dtype.element_ty), mask=is_inside)

@@ -1,11 +1,15 @@
 """A warp that asks for pages of a paged KV cache by sm_90's tensor memory accelerator (TMA).
 
 Unit: one program's pages of 64 tokens of a key/value head, in pieces of PAGES pages: keys, or their
-values. A chunk is the keys of TEAMS pieces, then their values; pieces have numbers, those of a
-chunk one after another, and take turns in STAGES stages of shared memory, which have a barrier that
-completes when all of the pages have come, and one that does when the team they are for has read
-them. Pages past the last are asked for outside of the cache: there are zeros, and no memory is
-read. In Gluon, which no interpreter runs.
+values. The pieces of a row go round the programs of a cluster. A program's own, keys and values in
+turn, take turns in STAGES stages of shared memory, which have a barrier that completes when all of
+the pages have come, and one that does when they have been read. Pages past the last are asked for
+outside of the cache: there are zeros, and no memory is read.
+
+What the kernel ahead may still write is read after it has ended. But L2 may be asked for it before:
+what lies there is what memory holds, whoever writes it last. So the first AHEAD pages are on their
+way while that kernel still runs, by a table and a length that may be old: they choose what is
+asked for, and nothing else. In Gluon, which no interpreter runs.
 """
 
 from triton.experimental import gluon
@@ -13,8 +17,41 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from syncline.model_ops_rocm.triton.kernels.cluster import arrive, each_whole, leave
+
 PAGE: gl.constexpr = gl.constexpr(64)  # tokens
-TEAMS: gl.constexpr = gl.constexpr(2)  # of warps, which take the pieces of a chunk
+_ASKED: gl.constexpr = gl.constexpr(512)  # elements of a page that L2 is asked for at once, at most
+
+
+@gluon.constexpr_function
+def _lanes(num_ctas):
+    return gl.BlockedLayout([1], [32], [1], [0], cga_layout=each_whole(num_ctas, 1))
+
+
+@gluon.constexpr_function
+def _ask_l2(num_bytes):
+    """PTX: asks L2 for `num_bytes` at $1, if $2 is not 0."""
+    return f"""
+    {{
+    .reg .pred is_wanted;
+    setp.ne.s32 is_wanted, $2, 0;
+    @is_wanted cp.async.bulk.prefetch.L2.global [$1], {num_bytes};
+    mov.u32 $0, 0;
+    }}
+    """
+
+
+@gluon.jit
+def _fetch(places, are_wanted, NUM_BYTES: gl.constexpr):
+    """Asks L2 for NUM_BYTES, a multiple of 16, at each of `places`."""
+    gl.inline_asm_elementwise(
+        _ask_l2(NUM_BYTES),
+        "=r,l,r",
+        [places.to(gl.int64), are_wanted.to(gl.int32)],
+        dtype=gl.int32,
+        is_pure=False,
+        pack=1,
+    )
 
 
 @gluon.jit
@@ -28,8 +65,54 @@ def pages_of(seq_len, Q_LEN: gl.constexpr, WINDOW: gl.constexpr):
 
 
 @gluon.jit
-def _blocks_of_chunk(table, first, num_pages, COUNT: gl.constexpr, BLOCK_SIZE: gl.constexpr):
-    """Ids of the blocks of COUNT pages; past `num_pages`, where a table may hold anything, 0."""
+def _fetch_lines(lens_at, table_at, NUM_CTAS: gl.constexpr):
+    """Asks L2 for what the first loads after the wait read."""
+    lane = gl.arange(0, 32, _lanes(NUM_CTAS))
+    at = gl.where(lane == 0, lens_at.to(gl.int64), table_at.to(gl.int64))
+    _fetch(at // 16 * 16, lane < 2, 16)
+
+
+@gluon.jit
+def _fetch_pages(
+    caches,
+    num_blocks,
+    lens_at,
+    table,
+    table_tokens,
+    place,
+    rank,
+    NUM_CTAS: gl.constexpr,
+    Q_LEN: gl.constexpr,
+    WINDOW: gl.constexpr,
+    PAGES: gl.constexpr,
+    AHEAD: gl.constexpr,
+    PLACES: gl.constexpr,
+    SHAPE: gl.constexpr,
+):
+    """Asks L2 for this program's first AHEAD pages, by what table and length hold now.
+
+    Read past L1, which would still have it after the wait.
+    """
+    # A page lies in one piece, or a slot of it at a time.
+    NUM_ASKED: gl.constexpr = _ASKED if PLACES[2] == SHAPE[1] else SHAPE[1]
+    NUM_TIMES: gl.constexpr = PAGE * SHAPE[1] // NUM_ASKED
+    index = gl.arange(0, AHEAD * NUM_TIMES, _lanes(NUM_CTAS))
+    seq_len = gl.load(lens_at, cache_modifier=".cg").to(gl.int32)
+    num_pages, first_page = pages_of(gl.minimum(seq_len, table_tokens), Q_LEN, WINDOW)
+    own_page = index // NUM_TIMES
+    page = first_page + (own_page // PAGES * NUM_CTAS + rank) * PAGES + own_page % PAGES
+    entry = table[0] + page * PAGE // SHAPE[0] * table[1]
+    block = gl.load(entry, mask=page < num_pages, other=-1, cache_modifier=".cg").to(gl.int64)
+    is_block = (block >= 0) & (block < num_blocks)
+    first = place[0].to(gl.int64) * SHAPE[1] + place[1] + page * PAGE % SHAPE[0] * PLACES[2]
+    first += index % NUM_TIMES * (NUM_ASKED // SHAPE[1] * PLACES[2])
+    for cache in gl.static_range(2):
+        _fetch(caches[cache] + (block * PLACES[0] + first), is_block, 2 * NUM_ASKED)
+
+
+@gluon.jit
+def _blocks_of_piece(table, first, num_pages, COUNT: gl.constexpr, BLOCK_SIZE: gl.constexpr):
+    """Ids of the blocks of COUNT pages; 0 past `num_pages`."""
     blocks = ()
     for index in gl.static_range(COUNT):
         page = first + index
@@ -39,7 +122,7 @@ def _blocks_of_chunk(table, first, num_pages, COUNT: gl.constexpr, BLOCK_SIZE: g
 
 
 @gluon.jit
-def _ask_chunk(
+def _ask_piece(
     descs,
     ring,
     number,
@@ -47,24 +130,23 @@ def _ask_chunk(
     first,
     num_pages,
     place,
-    NUM_NEW: gl.constexpr,  # pieces whose stages nobody has used yet
+    NUM_NEW: gl.constexpr,  # of the two whose stages nobody has used yet
     PAGES: gl.constexpr,
     STAGES: gl.constexpr,
     PLACES: gl.constexpr,
     SHAPE: gl.constexpr,
 ):
-    """Asks for the chunk whose pages lie in `blocks`, the first page `first`, piece by piece."""
+    """Asks for keys and values of the pages in `blocks`, of which `first` is the first."""
     stages, full, free = ring
-    for piece in gl.static_range(2 * TEAMS):
-        desc = descs[piece // TEAMS]
-        stage = (number + piece) % STAGES
-        if piece >= NUM_NEW:
-            mbarrier.wait(free.index(stage), ((number + piece) // STAGES - 1) & 1)
+    for half in gl.static_range(2):
+        desc, stage = descs[half], (number + half) % STAGES
+        if half >= NUM_NEW:
+            mbarrier.wait(free.index(stage), ((number + half) // STAGES - 1) & 1)
         mbarrier.expect(full.index(stage), PAGES * PAGE * SHAPE[1] * 2)
         for index in gl.static_range(PAGES):
-            page = first + (piece % TEAMS * PAGES + index)
+            page = first + index
             # A descriptor's rows are slots of a head, or of all heads.
-            rows = blocks[piece % TEAMS * PAGES + index] * (PLACES[0] // PLACES[2])
+            rows = blocks[index] * (PLACES[0] // PLACES[2])
             rows += place[0] + page * PAGE % SHAPE[0]
             rows = gl.where(page < num_pages, rows, desc.shape[0].to(gl.int32))
             tma.async_copy_global_to_shared(
@@ -73,82 +155,88 @@ def _ask_chunk(
 
 
 @gluon.jit
-def _fetch_lines(lens_at, table_at):
-    """Asks L2 for what the first loads after the wait read."""
-    lane = gl.arange(0, 32, gl.BlockedLayout([1], [32], [1], [0]))
-    at = gl.where(lane == 0, lens_at.to(gl.int64), table_at.to(gl.int64))
-    gl.inline_asm_elementwise(
-        "{ .reg .pred p; setp.lt.s32 p, $2, 2; @p prefetch.global.L2 [$1]; mov.u32 $0, 0; }",
-        "=r,l,r",
-        [at, lane],
-        dtype=gl.int32,
-        is_pure=False,
-        pack=1,
-    )
-
-
-@gluon.jit
 def feed(
-    k_desc,
-    v_desc,
+    caches,  # pointers to keys and values
+    descs,
     ring,
+    num_blocks,
     lens_at,
-    table_at,
-    table_last,
+    table,  # where the row's first entry is, and how far apart they are
     table_tokens,
     place,
+    rank,
+    NUM_CTAS: gl.constexpr,
     Q_LEN: gl.constexpr,
     OVERLAP: gl.constexpr,
     WINDOW: gl.constexpr,
     PAGES: gl.constexpr,
     STAGES: gl.constexpr,
+    AHEAD: gl.constexpr,  # a power of two
+    RELEASE: gl.constexpr,  # pieces that are asked for when the next kernel may begin
     PLACES: gl.constexpr,  # strides of a block, a head and a slot
     SHAPE: gl.constexpr,  # tokens of a block, and HEAD_DIM
 ):
-    """Asks for all chunks, each piece when its stage is free."""
-    CHUNK: gl.constexpr = TEAMS * PAGES
-    PIECES: gl.constexpr = 2 * TEAMS
-    NUM_FIRST: gl.constexpr = (STAGES + PIECES - 1) // PIECES
-    descs, table = (k_desc, v_desc), (table_at, table_last)
+    """Asks for all of the program's pieces, keys and values each when its stage is free."""
+    NUM_FIRST: gl.constexpr = (STAGES + 1) // 2
+    STRIDE: gl.constexpr = NUM_CTAS * PAGES
+    gl.static_assert(RELEASE <= NUM_FIRST)
+    arrive()
     if OVERLAP:
-        _fetch_lines(lens_at, table_at)
+        _fetch_lines(lens_at, table[0], NUM_CTAS)
+        _fetch_pages(
+            caches,
+            num_blocks,
+            lens_at,
+            table,
+            table_tokens,
+            place,
+            rank,
+            NUM_CTAS,
+            Q_LEN,
+            WINDOW,
+            PAGES,
+            AHEAD,
+            PLACES,
+            SHAPE,
+        )
         gdc_wait()
+        if RELEASE == 0:
+            gdc_launch_dependents()
     seq_len = gl.load(lens_at).to(gl.int32)
-    # Ids of the first chunks are asked for together; without a window beside the length.
-    blocks = ()
-    if WINDOW == 0:
-        for index in gl.static_range(NUM_FIRST):
-            num_held = table_tokens // PAGE
-            blocks += (_blocks_of_chunk(table, index * CHUNK, num_held, CHUNK, SHAPE[0]),)  # type: ignore[assignment]  # tuples grow
     num_pages, first_page = pages_of(gl.minimum(seq_len, table_tokens), Q_LEN, WINDOW)
-    if WINDOW > 0:
-        for index in gl.static_range(NUM_FIRST):
-            first = first_page + index * CHUNK
-            blocks += (_blocks_of_chunk(table, first, num_pages, CHUNK, SHAPE[0]),)  # type: ignore[assignment]  # tuples grow
-    num_chunks = gl.cdiv(num_pages - first_page, CHUNK)
+    first_page += rank * PAGES
+    # Ids of the first pieces are asked for together; without a window beside the length.
+    blocks = ()
     for index in gl.static_range(NUM_FIRST):
-        if index < num_chunks:
-            _ask_chunk(
+        first, num_held = first_page + index * STRIDE, table_tokens // PAGE
+        blocks += (_blocks_of_piece(table, first, num_held, PAGES, SHAPE[0]),)  # type: ignore[assignment]  # tuples grow
+    num_pieces = gl.cdiv(gl.maximum(num_pages - first_page, 0), STRIDE)
+    for index in gl.static_range(NUM_FIRST):
+        if index < num_pieces:
+            _ask_piece(
                 descs,
                 ring,
-                index * PIECES,
+                2 * index,
                 blocks[index],
-                first_page + index * CHUNK,
+                first_page + index * STRIDE,
                 num_pages,
                 place,
-                STAGES - index * PIECES,
+                STAGES - 2 * index,
                 PAGES,
                 STAGES,
                 PLACES,
                 SHAPE,
             )
-    for index in range(NUM_FIRST, num_chunks):
-        first = first_page + index * CHUNK
-        _ask_chunk(
+        if OVERLAP and index + 1 == RELEASE:
+            # Not before: what the next kernel asks for ahead of its turn would come in between.
+            gdc_launch_dependents()
+    for index in range(NUM_FIRST, num_pieces):
+        first = first_page + index * STRIDE
+        _ask_piece(
             descs,
             ring,
-            index * PIECES,
-            _blocks_of_chunk(table, first, num_pages, CHUNK, SHAPE[0]),
+            2 * index,
+            _blocks_of_piece(table, first, num_pages, PAGES, SHAPE[0]),
             first,
             num_pages,
             place,
@@ -158,6 +246,4 @@ def feed(
             PLACES,
             SHAPE,
         )
-    if OVERLAP:
-        # Not before: what the next kernel reads ahead of its turn would come in between.
-        gdc_launch_dependents()
+    leave()

@@ -1,9 +1,9 @@
-"""Paged attention of few short decode rows in 16 bits on sm_90: every page asked for at once.
+"""Paged attention of few decode rows in 16 bits on sm_90: a cluster of programs for each.
 
-Unit: one launch. A program has a row and a key/value head, so that no results are merged between
-programs. A warp of its own asks for the pages, as many as shared memory holds before any of them is
-looked at, so that a few programs keep all of the memory busy (`attention_pages`). Two teams of four
-warps attend to half of each chunk: what follows the last byte is half as long.
+Unit: one launch. A cluster has a row and a key/value head, and its programs take turns in its
+pages, which a warp of its own asks for (`attention_pages`): so a few rows keep many multiprocessors
+and all of the memory busy. What they find they send to the first of them (`attention_merge`), so
+that no part goes through memory.
 
 Tokens are the wide side of the products, and the rows of queries the narrow one: scores are
 [tokens, columns], sums [dimensions, columns]; a column is a token and a head, as a row of
@@ -29,60 +29,54 @@ from syncline.model_ops_rocm.triton.kernels.attention_columns import (
     store_weights,
     zero_past,
 )
-from syncline.model_ops_rocm.triton.kernels.attention_pages import PAGE, TEAMS, feed, pages_of
+from syncline.model_ops_rocm.triton.kernels.attention_merge import (
+    make_room_for_parts,
+    merge_parts,
+    send_part,
+)
+from syncline.model_ops_rocm.triton.kernels.attention_pages import PAGE, feed, pages_of
+from syncline.model_ops_rocm.triton.kernels.cluster import (
+    THREADS,
+    barrier_layout,
+    make_up,
+    num_barriers,
+    rank_in_cluster,
+    sums_layout,
+)
 
 LOWEST: gl.constexpr = gl.constexpr(-1.0e30)  # below every score, and finite
+# Shared memory that Triton does not lay out counts beside what it does, for which it asks the
+# driver only if that alone is more than a kernel has unasked.
+_UNASKED_BYTES: gl.constexpr = gl.constexpr(48 * 1024)
 
 
 @gluon.jit
-def _attend(  # noqa: PLR0915 - one loop
+def _attend_pieces(
     ring,
-    queries,
-    q,
-    weights,
-    sinks_ptr,
-    lens_at,
-    table_tokens,
-    first_head,
-    qk_scale,
+    shared,
+    state,
+    seq_len,
+    factor,
+    rank,
     layout: gl.constexpr,
-    TEAM: gl.constexpr,
+    NUM_CTAS: gl.constexpr,
     GROUP: gl.constexpr,
     Q_LEN: gl.constexpr,
-    HAS_SINKS: gl.constexpr,
-    OVERLAP: gl.constexpr,
     WINDOW: gl.constexpr,
-    HEAD_DIM: gl.constexpr,
     COLUMNS: gl.constexpr,
     PAGES: gl.constexpr,
     STAGES: gl.constexpr,
     num_warps: gl.constexpr,
 ):
-    """A team's (acc [HEAD_DIM, COLUMNS], top [COLUMNS], total [COLUMNS])."""
+    """(acc [HEAD_DIM, COLUMNS], top [COLUMNS], total [COLUMNS]) with this program's pieces."""
     stages, full, free = ring
-    of_columns: gl.constexpr = gl.SliceLayout(0, layout)
-    column = gl.arange(0, COLUMNS, of_columns)
-    acc = gl.zeros([HEAD_DIM, COLUMNS], gl.float32, layout)
-    top = gl.full([COLUMNS], LOWEST, gl.float32, of_columns)
-    total = gl.zeros([COLUMNS], gl.float32, of_columns)
-    if OVERLAP:
-        gdc_wait()
-    seq_len = gl.load(lens_at).to(gl.int32)
-    load_queries(queries, q, GROUP, GROUP * Q_LEN, num_warps)
-    # A length that no host has seen is not cut in silence.
-    factor = gl.where(seq_len > table_tokens, float("nan"), 1.0) * qk_scale * LOG2_E
-    seq_len = gl.minimum(seq_len, table_tokens)
+    q, weights = shared
+    acc, top, total = state
     num_pages, first_page = pages_of(seq_len, Q_LEN, WINDOW)
-    if HAS_SINKS and TEAM == 0:
-        at = sinks_ptr + first_head + column % GROUP
-        sinks = gl.load(at, mask=column < GROUP * Q_LEN, other=float("-inf"))
-        sinks = sinks.to(gl.float32) * LOG2_E
-        top = gl.maximum(sinks, LOWEST)
-        # Of a row without a token nothing is attended, whatever a sink weighs.
-        total = gl.where(num_pages > 0, gl.exp2(sinks - top), 0.0)
+    column = gl.arange(0, COLUMNS, gl.SliceLayout(0, layout))
     position = seq_len - Q_LEN + column // GROUP
-    number = TEAM
-    for start in range(first_page + TEAM * PAGES, num_pages + TEAM * PAGES, TEAMS * PAGES):
+    number = 0
+    for start in range(first_page + rank * PAGES, num_pages, NUM_CTAS * PAGES):
         stage = number % STAGES
         mbarrier.wait(full.index(stage), number // STAGES & 1)
         products = ()
@@ -102,11 +96,11 @@ def _attend(  # noqa: PLR0915 - one loop
             page_scores = products[index] if PAGES > 1 else products
             scores += (only_seen(page_scores, start + index, position, WINDOW, layout),)  # type: ignore[assignment]  # tuples grow
         acc, top, total, added = store_weights(scores, (acc, top, total), factor, weights, PAGES)
-        stage = (number + TEAMS) % STAGES
-        mbarrier.wait(full.index(stage), (number + TEAMS) // STAGES & 1)
+        stage = (number + 1) % STAGES
+        mbarrier.wait(full.index(stage), (number + 1) // STAGES & 1)
         last = num_pages - 1 - start
-        if (last >= 0) & (last < PAGES) & (num_pages * PAGE > seq_len):
-            zero_past(stages.index(stage * PAGES + last), seq_len % PAGE, num_warps)
+        if (last < PAGES) & (num_pages * PAGE > seq_len):
+            zero_past(stages.index(stage * PAGES + last), seq_len % PAGE, NUM_CTAS, num_warps)
         for index in gl.static_range(PAGES):
             sums = warpgroup_mma(
                 stages.index(stage * PAGES + index).permute([1, 0]),
@@ -119,25 +113,27 @@ def _attend(  # noqa: PLR0915 - one loop
         total += gl.sum(added, 0)
         acc = warpgroup_mma_wait(num_outstanding=0, deps=(acc,))
         mbarrier.arrive(free.index(stage), count=1)
-        number += 2 * TEAMS
+        number += 2
     return acc, top, total
 
 
 @gluon.jit
-def _follow(
+def _attend(
     ring,
+    shared,
     queries,
-    q,
-    weights,
     results,
     sinks_ptr,
     lens_at,
     table_tokens,
-    first_head,
+    place,
+    cluster,
     qk_scale,
     layout: gl.constexpr,
+    NUM_CTAS: gl.constexpr,
     GROUP: gl.constexpr,
     Q_LEN: gl.constexpr,
+    HAS_LSE: gl.constexpr,
     HAS_SINKS: gl.constexpr,
     OVERLAP: gl.constexpr,
     WINDOW: gl.constexpr,
@@ -147,41 +143,75 @@ def _follow(
     STAGES: gl.constexpr,
     num_warps: gl.constexpr,
 ):
-    """The second team; what it finds goes to shared memory."""
-    acc, top, total = _attend(
+    """Attends to this program's pieces; the first one stores what all have found."""
+    first_token, first_head = place
+    rank, room = cluster
+    NUM_SUMS: gl.constexpr = HEAD_DIM * COLUMNS // THREADS
+    of_columns: gl.constexpr = gl.SliceLayout(0, layout)
+    column = gl.arange(0, COLUMNS, of_columns)
+    is_row, head = column < GROUP * Q_LEN, first_head + column % GROUP
+    acc = gl.zeros([HEAD_DIM, COLUMNS], gl.float32, layout)
+    top = gl.full([COLUMNS], LOWEST, gl.float32, of_columns)
+    total = gl.zeros([COLUMNS], gl.float32, of_columns)
+    if OVERLAP:
+        gdc_wait()
+    seq_len = gl.load(lens_at).to(gl.int32)
+    load_queries(queries, shared[0], NUM_CTAS, GROUP, GROUP * Q_LEN, num_warps)
+    # A length that no host has seen is not cut in silence.
+    factor = gl.where(seq_len > table_tokens, float("nan"), 1.0) * qk_scale * LOG2_E
+    seq_len = gl.minimum(seq_len, table_tokens)
+    if HAS_SINKS:
+        # Of all programs' the first one's.
+        sinks = gl.load(sinks_ptr + head, mask=is_row & (rank == 0), other=float("-inf"))
+        sinks = sinks.to(gl.float32) * LOG2_E
+        top = gl.maximum(sinks, LOWEST)
+        # Of a row without a token nothing is attended, whatever a sink weighs.
+        total = gl.where(seq_len > 0, gl.exp2(sinks - top), 0.0)
+    acc, top, total = _attend_pieces(
         ring,
-        queries,
-        q,
-        weights,
-        sinks_ptr,
-        lens_at,
-        table_tokens,
-        first_head,
-        qk_scale,
+        shared,
+        (acc, top, total),
+        seq_len,
+        factor,
+        rank,
         layout,
-        1,
+        NUM_CTAS,
         GROUP,
         Q_LEN,
-        HAS_SINKS,
-        OVERLAP,
         WINDOW,
-        HEAD_DIM,
         COLUMNS,
         PAGES,
         STAGES,
         num_warps,
     )
-    results[0].store(acc)
-    results[1].store(top)
-    results[2].store(total)
+    if rank > 0:
+        send_part(acc, top, total, room, NUM_SUMS, NUM_CTAS)
+    else:
+        acc, tops, totals = merge_parts(acc, top, total, room, NUM_SUMS, NUM_CTAS)
+        out_ptr, out_token, out_head, out_last = results[0]
+        is_empty = totals == 0.0
+        mean = acc / gl.where(is_empty, 1.0, totals)
+        token = first_token + column // GROUP
+        is_inside = gl.expand_dims(is_row, 0)
+        first = token * out_token + head * out_head
+        store_columns(out_ptr, first, out_last, mean, is_inside, layout)
+        if HAS_LSE:
+            lse_ptr, lse_token, lse_head = results[1]
+            lse = (tops + gl.log2(gl.where(is_empty, 1.0, totals))) * LN_2
+            lse = gl.where(is_empty, float("-inf"), lse)
+            dims = gl.expand_dims(gl.arange(0, HEAD_DIM, gl.SliceLayout(1, layout)), 1)
+            first = token * lse_token + head * lse_head
+            store_columns(lse_ptr, first, 0, lse, is_inside & (dims == 0), layout)
 
 
 @gluon.jit(
-    do_not_specialize=["lse_token", "lse_head", "table_row", "table_tokens"],
+    do_not_specialize=["num_blocks", "lse_token", "lse_head", "table_row", "table_tokens"],
     do_not_specialize_on_alignment=["lse_ptr", "lens_ptr", "table_ptr"],
 )
-def short_decode_kernel(  # noqa: PLR0915 - one program
+def short_decode_kernel(
     q_ptr,
+    k_ptr,
+    v_ptr,
     k_desc,  # rows of HEAD_DIM, or of all heads of a slot, in tiles of [PAGE, HEAD_DIM]
     v_desc,
     out_ptr,
@@ -190,6 +220,7 @@ def short_decode_kernel(  # noqa: PLR0915 - one program
     lens_ptr,
     table_ptr,
     qk_scale,
+    num_blocks,
     q_token,
     q_head,
     q_last,
@@ -201,6 +232,7 @@ def short_decode_kernel(  # noqa: PLR0915 - one program
     table_row,
     table_last,
     table_tokens,  # that a row of it has room for
+    NUM_CTAS: gl.constexpr,  # programs of a cluster, as launched
     NUM_KV_HEADS: gl.constexpr,
     GROUP: gl.constexpr,
     Q_LEN: gl.constexpr,
@@ -213,36 +245,31 @@ def short_decode_kernel(  # noqa: PLR0915 - one program
     COLUMNS: gl.constexpr,  # at least GROUP * Q_LEN
     PAGES: gl.constexpr,  # to a piece
     STAGES: gl.constexpr,
-    num_warps: gl.constexpr,  # 4, of a team
+    AHEAD: gl.constexpr,  # pages of each program that L2 is asked for while the kernel before ends
+    RELEASE: gl.constexpr,  # pieces that are asked for when the next kernel may begin
+    num_warps: gl.constexpr,  # 4
 ):
-    """Program: row and key/value head."""
+    """Cluster: row and key/value head."""
     gl.static_assert(SHAPE[0] % PAGE == 0)
-    # Each stage is one team's: of two turns of a barrier, whose parity is all that a wait knows,
-    # a team that has not waited for the first would take it for the second.
-    gl.static_assert(STAGES % TEAMS == 0)
     gl.static_assert(GROUP * Q_LEN <= COLUMNS)
     HEAD_DIM: gl.constexpr = SHAPE[1]
+    gl.static_assert(STAGES * PAGES * PAGE * HEAD_DIM * 2 >= _UNASKED_BYTES)
     dtype: gl.constexpr = k_desc.dtype
     swizzled: gl.constexpr = k_desc.layout
-    line: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
-    plane: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
-    layout: gl.constexpr = gl.NVMMADistributedLayout(
-        version=[3, 0], warps_per_cta=[num_warps, 1], instr_shape=[16, COLUMNS, 16]
-    )
-    of_columns: gl.constexpr = gl.SliceLayout(0, layout)
+    layout: gl.constexpr = sums_layout(num_warps, COLUMNS, NUM_CTAS)
+    barriers: gl.constexpr = barrier_layout(NUM_CTAS)
+    NUM_BARRIERS: gl.constexpr = num_barriers(NUM_CTAS)
     stages = gl.allocate_shared_memory(dtype, [STAGES * PAGES, PAGE, HEAD_DIM], swizzled)
-    q = gl.allocate_shared_memory(dtype, [TEAMS, COLUMNS, HEAD_DIM], swizzled)
-    leading = gl.allocate_shared_memory(dtype, [PAGES, COLUMNS, PAGE], swizzled)
-    following = gl.allocate_shared_memory(dtype, [PAGES, COLUMNS, PAGE], swizzled)
-    sums = gl.allocate_shared_memory(gl.float32, [HEAD_DIM, COLUMNS], plane)
-    tops = gl.allocate_shared_memory(gl.float32, [COLUMNS], line)
-    totals = gl.allocate_shared_memory(gl.float32, [COLUMNS], line)
-    full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    q = gl.allocate_shared_memory(dtype, [COLUMNS, HEAD_DIM], swizzled)
+    weights = gl.allocate_shared_memory(dtype, [PAGES, COLUMNS, PAGE], swizzled)
+    full = gl.allocate_shared_memory(gl.int64, [STAGES, NUM_BARRIERS], barriers)
+    free = gl.allocate_shared_memory(gl.int64, [STAGES, NUM_BARRIERS], barriers)
     for index in gl.static_range(STAGES):
         mbarrier.init(full.index(index), count=1)
         mbarrier.init(free.index(index), count=1)
     fence_async_shared()
+    rank = rank_in_cluster()
+    room = make_room_for_parts(HEAD_DIM * COLUMNS // THREADS, NUM_CTAS)
     row, kv_head = gl.program_id(0) // NUM_KV_HEADS, gl.program_id(0) % NUM_KV_HEADS
     if PLACES[1] > PLACES[2]:
         place = (kv_head * SHAPE[0], kv_head * 0)
@@ -251,50 +278,26 @@ def short_decode_kernel(  # noqa: PLR0915 - one program
     first_token, first_head = row.to(gl.int64) * Q_LEN, kv_head * GROUP
     queries = (q_ptr + first_token * q_token + first_head * q_head, q_token, q_head, q_last)
     ring = (stages, full, free)
-    found = gl.warp_specialize(
+    gl.warp_specialize(
         [
             (
                 _attend,
                 (
                     ring,
+                    (q, weights),
                     queries,
-                    q.index(0),
-                    leading,
+                    ((out_ptr, out_token, out_head, out_last), (lse_ptr, lse_token, lse_head)),
                     sinks_ptr,
                     lens_ptr + row,
                     table_tokens,
-                    first_head,
+                    (first_token, first_head),
+                    (rank, room),
                     qk_scale,
                     layout,
-                    0,
+                    NUM_CTAS,
                     GROUP,
                     Q_LEN,
-                    HAS_SINKS,
-                    OVERLAP,
-                    WINDOW,
-                    HEAD_DIM,
-                    COLUMNS,
-                    PAGES,
-                    STAGES,
-                    num_warps,
-                ),
-            ),
-            (
-                _follow,
-                (
-                    ring,
-                    queries,
-                    q.index(1),
-                    following,
-                    (sums, tops, totals),
-                    sinks_ptr,
-                    lens_ptr + row,
-                    table_tokens,
-                    first_head,
-                    qk_scale,
-                    layout,
-                    GROUP,
-                    Q_LEN,
+                    HAS_LSE,
                     HAS_SINKS,
                     OVERLAP,
                     WINDOW,
@@ -308,40 +311,31 @@ def short_decode_kernel(  # noqa: PLR0915 - one program
             (
                 feed,
                 (
-                    k_desc,
-                    v_desc,
+                    (k_ptr, v_ptr),
+                    (k_desc, v_desc),
                     ring,
+                    num_blocks,
                     lens_ptr + row,
-                    table_ptr + row.to(gl.int64) * table_row,
-                    table_last,
+                    (table_ptr + row.to(gl.int64) * table_row, table_last),
                     table_tokens,
                     place,
+                    rank,
+                    NUM_CTAS,
                     Q_LEN,
                     OVERLAP,
                     WINDOW,
                     PAGES,
                     STAGES,
+                    AHEAD,
+                    RELEASE,
                     PLACES,
                     SHAPE,
                 ),
             ),
+            (make_up, ()),
+            (make_up, ()),
+            (make_up, ()),
         ],
-        [4, 1],
-        [128, 40],
+        [1, 1, 1, 1],
+        [40, 40, 40, 40],
     )
-    acc, top, total = found[0], found[1], found[2]
-    other = tops.load(of_columns)
-    highest = gl.maximum(top, other)
-    shrink, weight = gl.exp2(top - highest), gl.exp2(other - highest)
-    acc = acc * gl.expand_dims(shrink, 0) + sums.load(layout) * gl.expand_dims(weight, 0)
-    total = total * shrink + totals.load(of_columns) * weight
-    is_empty = total == 0.0
-    mean = acc / gl.expand_dims(gl.where(is_empty, 1.0, total), 0)
-    column = gl.arange(0, COLUMNS, of_columns)
-    is_row, head = column < GROUP * Q_LEN, first_head + column % GROUP
-    token = first_token + column // GROUP
-    store_columns(out_ptr, token * out_token + head * out_head, out_last, mean, is_row, layout)
-    if HAS_LSE:
-        lse = (highest + gl.log2(gl.where(is_empty, 1.0, total))) * LN_2
-        lse = gl.where(is_empty, float("-inf"), lse)
-        gl.store(lse_ptr + token * lse_token + head * lse_head, lse, mask=is_row)

@@ -1,6 +1,6 @@
 """Decode rows of paged attention by Triton: how they are cut, and their launch or two.
 
-Few short rows may have a kernel of their own, `attention_short`. Of the others, rows that would not
+Few rows may have a kernel of their own, `attention_short`. Of the others, rows that would not
 fill the device are split along KV, as often as capture-time numbers alone say.
 Their parts lie in the workspace, and are merged by the program that comes last, if the caller gave
 counters, else by a second launch; the bits are the same.
@@ -102,12 +102,13 @@ def decode(step: Step, workspace: torch.Tensor | None, counters: torch.Tensor | 
     # Refused if they are too few or too small, whichever kernel is chosen.
     if is_split and counters is not None:
         require_counters(PAGED_ATTENTION, counters, units.num_units)
-    if attention_short.takes(step):
-        if units.num_splits > 1 and workspace is not None:
-            _parts(step, units.num_splits, workspace)
-        attention_short.attend(step)
-        if not LAUNCHER.is_preparing:
-            return
+    kinds = attention_short.kinds_of(step)
+    if kinds and units.num_splits > 1 and workspace is not None:
+        _parts(step, units.num_splits, workspace)
+    for kind in kinds:
+        attention_short.attend(step, kind)
+    if kinds and not LAUNCHER.is_preparing:
+        return
     if units.num_splits == 1 or LAUNCHER.is_preparing:
         # Which one a number of rows needs, nothing but that number says: all are compiled.
         _launch(step, chosen_for(step, "decode"), units._replace(num_splits=1), None, None)

@@ -1,4 +1,4 @@
-"""Decode rows of paged attention that are few and short, where the tables have them: sm_90.
+"""Decode rows of paged attention that are few, where the tables have them: sm_90.
 
 Which rows these are depends on capture-time numbers alone. The tensor memory accelerator reads the
 cache by descriptors, which are made anew for each call and lie in the launch itself, so that a
@@ -11,7 +11,7 @@ import torch
 
 from syncline.model_ops_rocm.kv.layout import KVOrder, KVScale
 from syncline.model_ops_rocm.kv.pool import KVPool
-from syncline.model_ops_rocm.triton.configs.attention import FEW, are_few
+from syncline.model_ops_rocm.triton.configs.attention import few_kind, few_kinds
 from syncline.model_ops_rocm.triton.geometry import power_of_two
 from syncline.model_ops_rocm.triton.kernels.attention_short import short_decode_kernel
 from syncline.model_ops_rocm.triton.kv_places import places_of
@@ -30,32 +30,37 @@ _MIN_COLUMNS: Final = 8  # of an instruction
 _MAX_COLUMNS: Final = 16  # heads of a group, times the queries of a row
 
 
-def takes(step: Step) -> bool:
-    """Whether the step's decode rows are few and short, and the accelerator can read the cache.
+def kinds_of(step: Step) -> list[str]:
+    """The kind of row for the step's decode rows, if they are few, and can be read so.
 
-    Where they are prepared: whether those of a call of no larger shapes may be.
+    Where they are prepared: all that some number of rows may have.
     """
     if not _can_be_read(step):
-        return False
-    pool = step.cache.pool
-    num_units = step.meta.num_decode_rows * pool.num_kv_heads
+        return []
+    pool, num_columns = step.cache.pool, _num_columns(step)
+    if LAUNCHER.is_preparing:
+        return few_kinds(pool.num_kv_heads, num_columns)
     longest = longest_of(step.meta, pool.layout.kernel_block_size)
-    return LAUNCHER.is_preparing or are_few(num_units, longest)
+    kind = few_kind(step.meta.num_decode_rows, pool.num_kv_heads, longest, num_columns)
+    return [] if kind is None else [kind]
 
 
-def attend(step: Step) -> None:
-    """The decode rows of a step that this takes."""
+def attend(step: Step, kind: str) -> None:
+    """The decode rows of a step that are of this kind."""
     pool, meta, lse, sinks = step.cache.pool, step.meta, step.options.lse_TN, step.options.sinks_N
-    chosen, places = chosen_for(step, FEW), places_of(pool).keys
+    chosen, places = chosen_for(step, kind), places_of(pool).keys
+    num_ctas = chosen[1].num_ctas
     LAUNCHER.launch(
         short_decode_kernel,
         (meta.num_decode_rows * pool.num_kv_heads,),
         chosen,
         (
-            *(step.q, _pages(step.cache.k, pool), _pages(step.cache.v, pool), step.out),
+            *(step.q, step.cache.k, step.cache.v),
+            *(_pages(cache, pool, num_ctas) for cache in (step.cache.k, step.cache.v)),
+            step.out,
             # What is not read may be anything.
             *(step.q if lse is None else lse, step.q if sinks is None else sinks),
-            *(meta.seq_lens, meta.block_tables, step.options.scale),
+            *(meta.seq_lens, meta.block_tables, step.options.scale, step.cache.k.shape[0]),
             *step.q.stride(),
             *step.out.stride(),
             *((0, 0) if lse is None else lse.stride()),
@@ -63,6 +68,7 @@ def attend(step: Step) -> None:
             meta.block_tables.shape[1] * pool.layout.kernel_block_size,
         ),
         {
+            "NUM_CTAS": num_ctas,
             "NUM_KV_HEADS": pool.num_kv_heads,
             "GROUP": step.group,
             "Q_LEN": meta.decode_query_len,
@@ -100,10 +106,11 @@ def _is_readable(cache: torch.Tensor, pool: KVPool) -> bool:
     return (LAUNCHER.is_preparing or cache.numel() > 0) and can_be_tiled(cache, _width(pool))
 
 
-def _pages(cache: torch.Tensor, pool: KVPool) -> object:
+def _pages(cache: torch.Tensor, pool: KVPool, num_ctas: int) -> object:
     """The cache as rows, of a head's slots or of a slot's heads, in tiles of a page of a head."""
     width = _width(pool)
-    return tiled(cache, (cache.numel() // width, width), width, (_PAGE, pool.head_dim))
+    shape, tile = (cache.numel() // width, width), (_PAGE, pool.head_dim)
+    return tiled(cache, shape, width, tile, num_ctas=num_ctas)
 
 
 def _width(pool: KVPool) -> int:

@@ -1,0 +1,69 @@
+"""What decode rows read before the kernels ahead have ended: nothing that these may still write.
+
+Mutants these tests kill: a length, a table, queries, keys or values that are read before the wait
+for the kernels ahead; pages asked for by an old table that stay what was found there.
+"""
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+import triton
+import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from syncline.model_ops_rocm.kv import KVOrder
+from syncline.model_ops_rocm.testing import make_paged_kv
+from syncline.model_ops_rocm.testing.decode_rows import MAX_TOKENS, Rows, Variant, all_lengths
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(
+        not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0),
+        reason="only sm_90 has rows for clusters",
+    ),
+]
+
+
+@triton.jit  # type: ignore[untyped-decorator]  # Triton's has no types
+def _write_late(source_ptr, target_ptr, count, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]  # a kernel
+    """Copies `count` numbers of 32 bits long after it has let the next kernel begin."""
+    gdc_launch_dependents()
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    delay = tl.inline_asm_elementwise(
+        "nanosleep.u32 400000; mov.u32 $0, 0;", "=r,r", [at], dtype=tl.int32, is_pure=False, pack=1
+    )
+    gdc_wait()
+    number = tl.load(source_ptr + at, mask=at < count)
+    tl.store(target_ptr + at + delay, number, mask=at < count)
+
+
+@pytest.mark.parametrize("order", [KVOrder.HND, KVOrder.NHD])
+@pytest.mark.parametrize(("num_rows", "num_kv_heads"), [(8, 8), (4, 8), (2, 8), (1, 8)])
+def test_all_is_read_after_a_kernel_ahead_that_writes_it_late(
+    num_rows: int, num_kv_heads: int, order: KVOrder
+) -> None:
+    torch.manual_seed(0)
+    shape = (num_kv_heads, 64, 128)
+    rows = Rows(
+        make_paged_kv([MAX_TOKENS] * num_rows, shape, dtype=torch.bfloat16), Variant(order=order)
+    )
+    rows.run()
+    for seed, lengths in enumerate(all_lengths(num_rows, MAX_TOKENS)[:12]):
+        kv = make_paged_kv(lengths, shape, dtype=torch.bfloat16, seed=seed)
+        new = Rows(kv, Variant(order=order))
+        tables = torch.full_like(rows.meta.block_tables, -(2**20))
+        tables[:, : kv.block_tables.shape[1]] = kv.block_tables.cuda()
+        late = [(new.k, rows.k), (new.v, rows.v), (new.q, rows.q), (new.lengths, rows.lengths)]
+        late.append((tables, rows.meta.block_tables))
+        rows.kv = kv
+        rows.target[..., :128] = float("nan")
+        torch.cuda.synchronize()
+        for source, target in late:
+            source, target = source.flatten().view(torch.int32), target.view(-1).view(torch.int32)
+            count = len(source)
+            grid = (-(-count // 4_096),)
+            _write_late[grid](source, target, count, BLOCK=4_096, num_warps=8, launch_pdl=True)
+        rows.run()
+        rows.assert_right()
