@@ -25,6 +25,7 @@ from syncline.model_ops_rocm.triton.kernels.logits_sample import (
     four_below,
     number_from,
     three_below,
+    with_tops,
 )
 
 # How many standard errors a bracket's ends lie off the guess.
@@ -288,21 +289,23 @@ def bracket_kernel(  # noqa: PLR0915 - what each filter asks for, one after anot
         row, temperature_ptr, marks_ptr, top_k_ptr, top_p_ptr, min_p_ptr, num_real,
         HAS_TEMPERATURE, HAS_MARKS, HAS_TOP_K, HAS_TOP_P, HAS_MIN_P,
     )  # fmt: skip
+    # 16 bytes.
+    GROUP: tl.constexpr = 128 // logits_ptr.dtype.element_ty.primitive_bitwidth
+    # The samples are asked for at once: they come from memory. And before the wait, so that they
+    # come while the pass over the logits ends.
+    row_ptr = logits_ptr + row.to(tl.int64) * row_stride
+    ALL: tl.constexpr = MANY if HAS_TOP_P else FEW
+    asked, each, each_few = ask_for_sample(
+        row_ptr, last_stride, num_real, is_filtered, (top_k <= 0) & (min_p <= 0.0), FEW, ALL,
+        WIDTH, GROUP, LANES, TILE,
+    )  # fmt: skip
     await_inputs(OVERLAP)
     is_bad = ((top_p != top_p) | (min_p != min_p)) & (temperature != 0.0)
     tl.store(cuts_ptr + row, tl.where(is_bad, float("nan"), NEG_INF))
     tl.store(lows_ptr + row, INF)
     if is_filtered == 0:
         return
-    # 16 bytes.
-    GROUP: tl.constexpr = 128 // logits_ptr.dtype.element_ty.primitive_bitwidth
-    # The samples are asked for at once: they come from memory.
-    row_ptr = logits_ptr + row.to(tl.int64) * row_stride
-    ALL: tl.constexpr = MANY if HAS_TOP_P else FEW
-    parts, each, each_few = ask_for_sample(
-        row_ptr, maxima_ptr + row.to(tl.int64) * num_tiles, last_stride, num_real,
-        (top_k <= 0) & (min_p <= 0.0), FEW, ALL, WIDTH, GROUP, LANES, TILE,
-    )  # fmt: skip
+    parts = with_tops(asked, maxima_ptr + row.to(tl.int64) * num_tiles, ALL)
     maxima, largest, scale, worth, cut = row_facts(
         row, maxima_ptr, sums_ptr, temperature, min_p, num_tiles, TILE_SLOTS
     )

@@ -12,14 +12,15 @@ from syncline.model_ops_rocm.triton.kernels.logits import NEG_INF
 
 @triton.jit
 def ask_for_sample(
-    row_ptr, maxima_ptr, last_stride, num_real, is_whole, FEW: tl.constexpr, MANY: tl.constexpr,
+    row_ptr, last_stride, num_real, is_read, is_whole, FEW: tl.constexpr, MANY: tl.constexpr,
     WIDTH: tl.constexpr, GROUP: tl.constexpr, LANES: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     """A sample of at most a quarter of the row, in MANY parts, of which the first FEW are one, too.
 
-    Of each part [LANES, GROUP] as stored, -inf where nothing is, and float32 [LANES], their tiles'
-    largest; no more than the FEW unless `is_whole`. How many ids each stands for, of all and of the
-    FEW. A thread has GROUP of a part, and adds them up itself.
+    Of each part [LANES, GROUP] as stored, -inf where nothing is, and int32 [LANES], their tiles, 0
+    where nothing is; no more than the FEW unless `is_whole`, and nothing unless it `is_read`. How
+    many ids each stands for, of all and of the FEW. A thread has GROUP of a part, and adds them up
+    itself. May be asked before the wait for the kernels ahead.
     """
     RUNS: tl.constexpr = LANES * GROUP // WIDTH
     num_runs = num_real // WIDTH
@@ -34,21 +35,33 @@ def ask_for_sample(
     for part in tl.static_range(MANY):
         # Any part is spread over all of the row.
         chunks = groups * num_parts + part
-        limit = tl.where(part < num_parts, tl.minimum(num_chunks, num_runs), 0)
+        limit = tl.where(is_read & (part < num_parts), tl.minimum(num_chunks, num_runs), 0)
         if part >= FEW:
             limit = tl.where(is_whole, limit, 0)
         else:
             number_few += tl.where(
                 part < num_parts, (num_chunks - part + num_parts - 1) // num_parts, 0
             )
-        firsts = tl.where(chunks < limit, (chunks * step) >> 10, 0) * WIDTH
+        is_here = chunks < limit
+        firsts = tl.where(is_here, (chunks * step) >> 10, 0) * WIDTH
         columns = (firsts + places)[:, None] + in_group
         at = row_ptr + columns.to(tl.int64) * last_stride
-        x = tl.load(at, mask=(chunks < limit)[:, None], other=NEG_INF)
-        tops = tl.load(maxima_ptr + firsts // TILE, mask=chunks < limit, other=NEG_INF)
-        parts += ((x, tops),)  # type: ignore[assignment]  # tuples grow
+        # From L2: see `read_ahead`.
+        x = tl.load(at, mask=is_here[:, None], other=NEG_INF, cache_modifier=".cg")
+        parts += ((x, firsts // TILE),)  # type: ignore[assignment]  # tuples grow
     each = num_real.to(tl.float32) / (number * WIDTH).to(tl.float32)
     return parts, each, num_real.to(tl.float32) / (number_few * WIDTH).to(tl.float32)
+
+
+@triton.jit
+def with_tops(asked, maxima_ptr, MANY: tl.constexpr):
+    """Of each part of `ask_for_sample` x, and float32 [LANES], their tiles' largest logits."""
+    parts = ()
+    for part in tl.static_range(MANY):
+        # Where nothing is, nothing weighs anything whatever this says.
+        tops = tl.load(maxima_ptr + asked[part][1])
+        parts += ((asked[part][0], tops),)  # type: ignore[assignment]  # tuples grow
+    return parts
 
 
 @triton.jit
