@@ -11,7 +11,7 @@ NaN; a NaN among the logits makes its tile's sum NaN, and so does +inf.
 import triton
 import triton.language as tl
 
-from syncline.model_ops_rocm.triton.kernels.dependent import await_and_end, await_turn, read_ahead
+from syncline.model_ops_rocm.triton.kernels.dependent import await_turn, read_ahead
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 NEG_INF = tl.constexpr(float("-inf"))
@@ -93,10 +93,7 @@ def tile_stats_kernel(
     OVERLAP: tl.constexpr,  # CUDA: launched while the kernel before it ends
 ):
     # The next kernels may read what the call was given: they begin when this one has waited.
-    if IS_FILTERED:
-        await_and_end(OVERLAP)
-    else:
-        await_turn(OVERLAP)
+    await_turn(OVERLAP)
     row, tile = tl.program_id(0), tl.program_id(1) * tiles_each
     if is_padding(marks_ptr + row, HAS_MARKS):
         return
