@@ -35,22 +35,12 @@ def await_turn(OVERLAP: tl.constexpr):
 
 
 @triton.jit
-def await_and_end(OVERLAP: tl.constexpr):
-    """As `await_inputs`, but the next kernel starts only when all programs of this one have ended.
-
-    For one before few programs that take long: they are spread evenly only over multiprocessors
-    that are empty.
-    """
-    if OVERLAP:
-        gdc_wait()
-
-
-@triton.jit
 def read_ahead(ptr):
     """What no kernel that still runs writes, before the wait for the kernels ahead.
 
     Of a call of several kernels what it was given: its first one waits before it lets the next
-    begin, so that all that came before the call has ended. From L2: an L1 may hold what was there
-    earlier until the wait.
+    begin, so that all that came before the call has ended. And what kernels wrote that the one
+    ahead has waited for, if that lets the next begin only then. From L2: an L1 may hold what was
+    there earlier until the wait.
     """
     return tl.load(ptr, cache_modifier=".cg")

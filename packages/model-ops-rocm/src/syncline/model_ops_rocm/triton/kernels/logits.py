@@ -119,12 +119,12 @@ def tile_stats_kernel(
 
 
 @triton.jit
-def load_stats(maxima_ptr, sums_ptr, row, num_tiles, TILE_SLOTS: tl.constexpr):
+def load_stats(maxima_ptr, sums_ptr, row, num_tiles, TILE_SLOTS: tl.constexpr, CACHE: tl.constexpr):
     tiles = tl.arange(0, TILE_SLOTS)
     at = row.to(tl.int64) * num_tiles + tiles
-    maxima = tl.load(maxima_ptr + at, mask=tiles < num_tiles, other=NEG_INF)
-    sums = tl.load(sums_ptr + at, mask=tiles < num_tiles, other=0.0)
-    return maxima, sums
+    is_tile = tiles < num_tiles
+    maxima = tl.load(maxima_ptr + at, mask=is_tile, other=NEG_INF, cache_modifier=CACHE)
+    return maxima, tl.load(sums_ptr + at, mask=is_tile, other=0.0, cache_modifier=CACHE)
 
 
 @triton.jit
@@ -263,7 +263,7 @@ def tiles_of(
     """What is known of a row before any of it is read again."""
     inverse = 1.0 / temperature_of(given).to(tl.float64)
     scale = tl.div_rn(LOG2_E, temperature_of(given))
-    maxima, sums = load_stats(maxima_ptr, sums_ptr, row, num_tiles, TILE_SLOTS)
+    maxima, sums = load_stats(maxima_ptr, sums_ptr, row, num_tiles, TILE_SLOTS, "")
     cut, quotas = tl.full((), NEG_INF, tl.float32), tl.full((TILE_SLOTS,), 0, tl.int32)
     if IS_FILTERED:
         cut = tl.load(cuts_ptr + row)

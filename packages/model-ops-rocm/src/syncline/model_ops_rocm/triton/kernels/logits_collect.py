@@ -7,7 +7,7 @@ up, in an order that does not depend on a race. Knows no request.
 import triton
 import triton.language as tl
 
-from syncline.model_ops_rocm.triton.kernels.dependent import await_and_end, await_inputs
+from syncline.model_ops_rocm.triton.kernels.dependent import await_inputs, await_turn
 from syncline.model_ops_rocm.triton.kernels.logits import (
     LOG2_E,
     NEG_INF,
@@ -100,7 +100,7 @@ def collect_kernel(
     OVERLAP: tl.constexpr,
 ):
     """Of each tile: where its logits end in its region, and what those above the bracket weigh."""
-    await_and_end(OVERLAP)
+    await_turn(OVERLAP)
     # From the last tiles on: they were read last, and may be cached still.
     row, region = tl.program_id(0), tl.num_programs(1) - 1 - tl.program_id(1)
     low, high = tl.load(lows_ptr + row), tl.load(highs_ptr + row)

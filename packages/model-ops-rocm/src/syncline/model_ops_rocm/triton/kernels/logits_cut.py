@@ -106,14 +106,21 @@ def least_of(maxima, largest):
 def row_facts(
     row, maxima_ptr, sums_ptr, temperature, min_p, num_tiles, TILE_SLOTS: tl.constexpr
 ):  # fmt: skip
-    """The tiles' largest logits and the row's, the scale, the tiles' weights, and min_p's cut."""
-    maxima, sums = load_stats(maxima_ptr, sums_ptr, row, num_tiles, TILE_SLOTS)
+    """The tiles' largest logits, and `facts_of` them."""
+    maxima, sums = load_stats(maxima_ptr, sums_ptr, row, num_tiles, TILE_SLOTS, "")
+    largest, scale, worth, cut = facts_of(maxima, sums, temperature, min_p)
+    return maxima, largest, scale, worth, cut
+
+
+@triton.jit
+def facts_of(maxima, sums, temperature, min_p):
+    """The row's largest logit, the scale, the tiles' weights, and min_p's cut."""
     largest = tl.max(maxima, axis=0)
     scale = tl.div_rn(LOG2_E, temperature)
     cut = tl.full((), LOWEST, tl.float32)
     if (min_p > 0.0) & (largest > NEG_INF) & (largest < INF):
         cut = least_kept(largest, temperature, min_p)
-    return maxima, largest, scale, tile_weights(maxima, sums, largest, scale), cut
+    return largest, scale, tile_weights(maxima, sums, largest, scale), cut
 
 
 @triton.jit

@@ -7,7 +7,7 @@ than half of the instructions that the compiler makes of it. Knows no request.
 import triton
 import triton.language as tl
 
-from syncline.model_ops_rocm.triton.kernels.dependent import await_and_end
+from syncline.model_ops_rocm.triton.kernels.dependent import await_turn
 from syncline.model_ops_rocm.triton.kernels.logits import (
     LOG2_E,
     NEG_INF,
@@ -165,7 +165,7 @@ def collect_pairs_kernel(
     OVERLAP: tl.constexpr,
 ):
     """See `collect_kernel`."""
-    await_and_end(OVERLAP)
+    await_turn(OVERLAP)
     # From the last tiles on: they were read last, and may be cached still.
     row, region = tl.program_id(0), tl.num_programs(1) - 1 - tl.program_id(1)
     low, high = tl.load(lows_ptr + row), tl.load(highs_ptr + row)

@@ -7,8 +7,8 @@ Knows no request.
 import triton
 import triton.language as tl
 
-from syncline.model_ops_rocm.triton.kernels.dependent import await_inputs
-from syncline.model_ops_rocm.triton.kernels.logits import NEG_INF, tile_weights
+from syncline.model_ops_rocm.triton.kernels.dependent import await_inputs, read_ahead
+from syncline.model_ops_rocm.triton.kernels.logits import NEG_INF, load_stats, tile_weights
 from syncline.model_ops_rocm.triton.kernels.logits_codes import (
     ask_for_found,
     code_of,
@@ -20,9 +20,9 @@ from syncline.model_ops_rocm.triton.kernels.logits_cut import (
     INF,
     LOWEST,
     asked_of,
+    facts_of,
     narrowed,
     pivots,
-    row_facts,
     settled,
 )
 
@@ -36,9 +36,8 @@ def join(
 
 
 @triton.jit
-def join_tiles(above_1, left_1, number_1, most_1, above_2, left_2, number_2, most_2):
-    most = tl.maximum(most_1, most_2)
-    return above_1 + above_2, left_1 + left_2, number_1 + number_2, most
+def join_tiles(above_1, number_1, most_1, above_2, number_2, most_2):
+    return above_1 + above_2, number_1 + number_2, tl.maximum(most_1, most_2)
 
 
 @triton.jit
@@ -155,11 +154,20 @@ def settle(
 
 @triton.jit
 def settle_list(
-    found_ptr, ends_ptr, number, weight_above, largest, scale, top_k, top_p, min_p, left, low, cut,
+    found_ptr, ends_ptr, weights_ptr, maxima, largest, scale, top_k, top_p, min_p, left, low, cut,
     num_tiles, region_tiles, CAPACITY: tl.constexpr, ACROSS: tl.constexpr, SMALL: tl.constexpr,
-    MEDIUM: tl.constexpr, LARGE: tl.constexpr,
+    MEDIUM: tl.constexpr, LARGE: tl.constexpr, TILE_SLOTS: tl.constexpr,
 ):  # fmt: skip
     """See `settle`: by a list that is long enough."""
+    tiles = tl.arange(0, TILE_SLOTS)
+    above = tl.load(weights_ptr + tiles, mask=tiles < num_tiles, other=0.0)
+    is_last = ((tiles + 1) % region_tiles == 0) | (tiles == num_tiles - 1)
+    ends = tl.load(ends_ptr + tiles, mask=(tiles < num_tiles) & is_last, other=0)
+    weight_above, number, most = tl.reduce(
+        (tile_weights(maxima, above, largest, scale), ends, ends), 0, join_tiles
+    )
+    # No list is long enough for what is not all there, or nothing.
+    number = tl.where((most <= CAPACITY) & (number > 0), number, LARGE + 1)
     quota, is_settled = tl.full((), 0, tl.int64), tl.full((), 0, tl.int1)
     if number <= SMALL:
         cut, quota, is_settled = settle(
@@ -181,17 +189,29 @@ def settle_list(
 
 @triton.jit
 def settle_counts(
-    x, found_ptr, ends, most, top, weight_above, largest, scale, wanted, SHIFT: tl.constexpr,
-    BINS: tl.constexpr, CAPACITY: tl.constexpr, REGIONS: tl.constexpr, COUNTED: tl.constexpr,
-    MORE: tl.constexpr,
+    found_ptr, ends_ptr, weights_ptr, maxima, top, largest, scale, wanted, num_tiles,
+    region_tiles, SHIFT: tl.constexpr, BINS: tl.constexpr, CAPACITY: tl.constexpr,
+    REGIONS: tl.constexpr, COUNTED: tl.constexpr, MORE: tl.constexpr, TILE_SLOTS: tl.constexpr,
 ):  # fmt: skip
-    """See `settle`: by how often each value from `top` down was found; `x` are the first."""
+    """See `settle`: by how often each value from `top` down was found."""
+    x = ask_for_found(found_ptr, 0, True, CAPACITY, REGIONS, COUNTED)
+    regions = tl.arange(0, REGIONS)
+    lasts = tl.minimum((regions + 1) * region_tiles, num_tiles) - 1
+    ends = tl.load(ends_ptr + lasts, mask=regions * region_tiles < num_tiles, other=0)
+    tiles = tl.arange(0, TILE_SLOTS)
+    above = tl.load(weights_ptr + tiles, mask=tiles < num_tiles, other=0.0)
     top_code = code_of(top, SHIFT)
     counts = count_some(x, ends, 0, top_code, SHIFT, BINS)
-    for done in range(COUNTED, most, MORE):
+    most = tl.max(ends, axis=0)
+    for done in range(COUNTED, tl.minimum(most, CAPACITY), MORE):
         rest = ask_for_found(found_ptr, done, True, CAPACITY, REGIONS, MORE)
         counts += count_some(rest, ends, done, top_code, SHIFT, BINS)
-    return counted_cut(counts, top_code, weight_above, largest, scale, wanted, SHIFT, BINS)
+    # Only now, so that the compiler asks for all of the above before it waits for any.
+    weight_above = tl.sum(tile_weights(maxima, above, largest, scale), axis=0)
+    cut, quota, is_inside = counted_cut(
+        counts, top_code, weight_above, largest, scale, wanted, SHIFT, BINS
+    )
+    return cut, quota, is_inside & (most <= CAPACITY) & (most > 0)
 
 
 @triton.jit(do_not_specialize=["num_real", "num_tiles", "region_tiles", "num_collected"])
@@ -240,52 +260,39 @@ def settle_kernel(
         HAS_TEMPERATURE, HAS_MARKS, HAS_TOP_K, HAS_TOP_P, HAS_MIN_P,
     )  # fmt: skip
     IS_COUNTED: tl.constexpr = SHIFT > 0 and HAS_TOP_P
-    await_inputs(OVERLAP)
-    if is_filtered == 0:
+    # What the pass over the logits and the bracket left: both have ended, since the kernel ahead
+    # waited for them before it let this one begin.
+    low, high = read_ahead(lows_ptr + row), read_ahead(highs_ptr + row)
+    maxima, sums = load_stats(maxima_ptr, sums_ptr, row, num_tiles, TILE_SLOTS, ".cg")
+    # NaN is below nothing.
+    if (is_filtered == 0) | ((low < INF) == 0):
+        # All the same, since the next kernel relies on it.
+        await_inputs(OVERLAP)
         return
-    low, high = tl.load(lows_ptr + row), tl.load(highs_ptr + row)
-    found_ptr += row.to(tl.int64) * (REGIONS * CAPACITY)
-    tiles = tl.arange(0, TILE_SLOTS)
-    at = row.to(tl.int64) * num_tiles
-    is_tile = tiles < num_tiles
-    above = tl.load(weights_ptr + at + tiles, mask=is_tile, other=0.0)
-    is_last = ((tiles + 1) % region_tiles == 0) | (tiles == num_tiles - 1)
-    ends = tl.load(ends_ptr + at + tiles, mask=is_tile & is_last, other=0)
-    # A cut by weight alone.
-    is_by_weight = (top_k <= 0) & (min_p <= 0.0)
+    largest, scale, worth, cut = facts_of(maxima, sums, temperature, min_p)
+    left = tl.sum(worth, axis=0)
+    # A cut by weight alone, between few values.
+    top = tl.minimum(high, largest)
+    is_counted = tl.full((), 0, tl.int1)
     if IS_COUNTED:
-        x = ask_for_found(
-            found_ptr, 0, is_by_weight & (row < num_collected), CAPACITY, REGIONS, COUNTED
-        )
-        regions = tl.arange(0, REGIONS)
-        lasts = tl.minimum((regions + 1) * region_tiles, num_tiles) - 1
-        is_region = regions * region_tiles < num_tiles
-        region_ends = tl.load(ends_ptr + at + lasts, mask=is_region, other=0)
-    maxima, largest, scale, worth, cut = row_facts(
-        row, maxima_ptr, sums_ptr, temperature, min_p, num_tiles, TILE_SLOTS
-    )
-    # Only now, so that all loads are asked for at once. NaN is below nothing.
-    if (low < INF) == 0:
-        return
-    weight_above, left, number, most = tl.reduce(
-        (tile_weights(maxima, above, largest, scale), worth, ends, ends), 0, join_tiles
-    )
-    is_settled = (most <= CAPACITY) & (number > 0)
-    quota, is_counted = tl.full((), 0, tl.int64), tl.full((), 0, tl.int1)
-    if IS_COUNTED:
-        top = tl.minimum(high, largest)
         is_counted = number_of_codes(tl.maximum(low, LOWEST), top, SHIFT) < BINS
-        is_counted &= is_settled & is_by_weight
+        is_counted &= (top_k <= 0) & (min_p <= 0.0) & (row < num_collected)
+    await_inputs(OVERLAP)
+    at = row.to(tl.int64) * num_tiles
+    found_ptr += row.to(tl.int64) * (REGIONS * CAPACITY)
+    quota, is_settled = tl.full((), 0, tl.int64), tl.full((), 0, tl.int1)
     if is_counted:
         if IS_COUNTED:
             cut, quota, is_settled = settle_counts(
-                x, found_ptr, region_ends, most, top, weight_above, largest, scale,
-                top_p.to(tl.float64) * left, SHIFT, BINS, CAPACITY, REGIONS, COUNTED, MORE,
+                found_ptr, ends_ptr + at, weights_ptr + at, maxima, top, largest, scale,
+                top_p.to(tl.float64) * left, num_tiles, region_tiles, SHIFT, BINS, CAPACITY,
+                REGIONS, COUNTED, MORE, TILE_SLOTS,
             )  # fmt: skip
-    elif is_settled:
+    else:
         cut, quota, is_settled = settle_list(
-            found_ptr, ends_ptr + at, number, weight_above, largest, scale, top_k, top_p, min_p,
-            left, low, cut, num_tiles, region_tiles, CAPACITY, ACROSS, SMALL, MEDIUM, LARGE,
+            found_ptr, ends_ptr + at, weights_ptr + at, maxima, largest, scale, top_k, top_p,
+            min_p, left, low, cut, num_tiles, region_tiles, CAPACITY, ACROSS, SMALL, MEDIUM, LARGE,
+            TILE_SLOTS,
         )  # fmt: skip
     tl.store(cuts_ptr + row, cut)
     tl.store(quotas_ptr + row, quota.to(tl.int32))
