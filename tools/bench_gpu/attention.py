@@ -63,7 +63,8 @@ def rows(machine: Machine, *, quick: bool) -> Iterator[Row]:
     )
     if quick:
         return
-    for num_rows, context in ((1, 2_048), (1, 32_768), (64, 512), (256, 512)):
+    few = ((1, 512), (1, 1_024), (4, 512), (1, 2_048), (1, 4_096))
+    for num_rows, context in (*few, (1, 32_768), (64, 512), (256, 512)):
         shape = Shape(num_rows=num_rows, context=context, num_heads=32, num_kv_heads=8)
         yield _decode(machine, shape, None)
     for is_fp8, batch_invariant in ((True, False), (False, True)):
