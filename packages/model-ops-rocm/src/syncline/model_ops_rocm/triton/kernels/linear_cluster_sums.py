@@ -19,14 +19,10 @@ Source: PTX ISA, st.async, mbarrier and barrier.cluster.
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
 PROGRAMS = gl.constexpr(2)  # of a cluster
 _THREADS = 128  # that have sums
 THREADS = gl.constexpr(_THREADS)
-# Triton 3.7 has a barrier for each program of a cluster in an axis of its own, 3.6 without one.
-_HAS_BARRIER_AXIS = "allocate_mbarrier" in mbarrier.__all__
-NUM_BARRIERS = gl.constexpr(2 if _HAS_BARRIER_AXIS else 1)  # along that axis
 _VECTOR = 4  # sums that are sent at once
 # Behind a room: its barrier, and what keeps at a multiple of 1,024 bytes the shared memory that
 # Triton lays out, which begins where this ends.
@@ -42,12 +38,6 @@ def sums_layout(num_warps, block_n):
         instr_shape=[16, block_n, 16],
         cga_layout=[[0, 0]],
     )
-
-
-@gluon.constexpr_function
-def barrier_layout():
-    """Of barriers that each program has for itself."""
-    return mbarrier.MBarrierLayout([[1 if _HAS_BARRIER_AXIS else 0]])
 
 
 @gluon.constexpr_function
