@@ -14,15 +14,13 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.language.extra.cuda import gdc_wait
 
+from syncline.model_ops_rocm.triton.kernels.cluster import THREADS, rank_in_cluster, sums_layout
 from syncline.model_ops_rocm.triton.kernels.linear_cluster_sums import (
     PROGRAMS,
-    THREADS,
-    make_room,
-    rank_in_cluster,
+    make_room_for_sums,
     receive_sums,
     send_sums,
     store_pairs,
-    sums_layout,
 )
 from syncline.model_ops_rocm.triton.kernels.linear_rings import add_products, make_rings, share_out
 
@@ -54,7 +52,7 @@ def _multiply(
     """The sums of this program's tiles, with the other's of its columns added, into the result."""
     SHARE: gl.constexpr = BLOCK_N // PROGRAMS
     NUM_SUMS: gl.constexpr = BLOCK_M * BLOCK_N // THREADS
-    layout: gl.constexpr = sums_layout(gl.num_warps(), BLOCK_N)
+    layout: gl.constexpr = sums_layout(gl.num_warps(), BLOCK_N, PROGRAMS)
     m = gl.arange(0, BLOCK_M, gl.SliceLayout(1, layout))
     column = gl.arange(0, BLOCK_N, gl.SliceLayout(0, layout))
     n = first_n + rank * SHARE + column
@@ -97,7 +95,7 @@ def cluster_linear_kernel(
     x_ring, weight_ring = make_rings(
         x_desc, weight_desc, (first_n, rank), _tile, BLOCK_K, X_STAGES, STAGES, AHEAD
     )
-    room = make_room(BLOCK_M * BLOCK_N // THREADS)
+    room = make_room_for_sums(BLOCK_M * BLOCK_N // THREADS)
     share_out(
         _multiply,
         (

@@ -2,83 +2,27 @@
 
 Unit: one thread's float32 sums, as many in both programs and of the same places. The program of
 rank 0 ends up with the totals of the first half of them, that of rank 1 with those of the second.
-Each sends the half that is not its own into shared memory of the other (st.async), whose barrier
-counts the bytes. Triton has no words for that: it is PTX, between braces, so that the names and
-labels of one copy are its own, however often a compiler writes it.
-
-The barrier of a cluster counts all threads that have not ended. It is passed once: to arrive there
-says that this program's room is ready, to wait, that the other's is, too. Every thread does both,
-none waits before all have arrived, and what has passed it waits for no other cluster.
-
-No program sends to one that has ended, for each waits for what it is sent. One may end while what
-it sent is under way, which was in registers and needs nothing of it. Nothing outlives a launch: the
-barriers are made anew in each.
-
-Source: PTX ISA, st.async, mbarrier and barrier.cluster.
+Each sends the half that is not its own into room of the other (`cluster`).
 """
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
+from syncline.model_ops_rocm.triton.kernels.cluster import (
+    make_room,
+    own_place,
+    send_vector,
+    wait_until,
+)
+
 PROGRAMS = gl.constexpr(2)  # of a cluster
 _THREADS = 128  # that have sums
-THREADS = gl.constexpr(_THREADS)
 _VECTOR = 4  # sums that are sent at once
-# Behind a room: its barrier, and what keeps at a multiple of 1,024 bytes the shared memory that
-# Triton lays out, which begins where this ends.
-_TAIL_BYTES = 1_024
-
-
-@gluon.constexpr_function
-def sums_layout(num_warps, block_n):
-    """Each program has a whole tile of sums, of a product that is `block_n` wide."""
-    return gl.NVMMADistributedLayout(
-        version=[3, 0],
-        warps_per_cta=[num_warps, 1],
-        instr_shape=[16, block_n, 16],
-        cga_layout=[[0, 0]],
-    )
 
 
 @gluon.constexpr_function
 def _room_bytes(num_sums):
     return num_sums // 2 * _THREADS * 4
-
-
-@gluon.constexpr_function
-def _room(num_sums):
-    """PTX: $0 becomes the address of room for the other's sums, and all threads arrive.
-
-    Bytes may come before they are expected: the barrier's phase ends after both.
-    """
-    num_bytes = _room_bytes(num_sums)
-    return f"""
-    {{
-    .shared .align 1024 .b8 room[{num_bytes + _TAIL_BYTES}];
-    .reg .pred is_first;
-    mov.u32 $0, %tid.x;
-    setp.eq.u32 is_first, $0, 0;
-    mov.u32 $0, room;
-    @is_first mbarrier.init.shared::cta.b64 [$0+{num_bytes}], 1;
-    @is_first fence.mbarrier_init.release.cluster;
-    @is_first mbarrier.arrive.expect_tx.shared::cta.b64 _, [$0+{num_bytes}], {num_bytes};
-    barrier.cluster.arrive.relaxed;
-    }}
-    """
-
-
-@gluon.constexpr_function
-def _own_room(num_sums):
-    """PTX: `own` becomes the address of this thread's first sums in the room.
-
-    A thread's sums lie there beside those of the same places of the other threads.
-    """
-    return [
-        ".reg .b32 own;",
-        "mov.u32 own, %tid.x;",
-        f"shl.b32 own, own, {(4 * _VECTOR).bit_length() - 1};",
-        f"add.u32 own, own, ${2 * num_sums};",
-    ]
 
 
 @gluon.constexpr_function
@@ -100,7 +44,7 @@ def _send(num_sums):
         "mov.u32 other, %cluster_ctarank;",
         "setp.eq.u32 is_lower, other, 0;",
         "xor.b32 other, other, 1;",
-        *_own_room(num_sums),
+        *own_place(room),
         "mapa.shared::cluster.u32 there, own, other;",
         f"mapa.shared::cluster.u32 full, {room}, other;",
     ]
@@ -109,11 +53,8 @@ def _send(num_sums):
         lines.append(f"selp.f32 ${i}, ${i}, ${half + i}, is_lower;")
     lines.append("barrier.cluster.wait.acquire;")
     for at, numbers in _vectors(num_sums):
-        sums = ", ".join(f"sent{i}" for i in numbers)
-        lines.append(
-            "st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 "
-            f"[there+{at}], {{{sums}}}, [full+{num_bytes}];"
-        )
+        sums = [f"sent{i}" for i in numbers]
+        lines.append(send_vector(f"there+{at}", sums, f"full+{num_bytes}"))
     return "\n".join([*lines, "}"])
 
 
@@ -124,12 +65,8 @@ def _receive(num_sums):
     lines = [
         "{",
         f".reg .f32 got<{half}>;",
-        ".reg .pred is_full;",
-        *_own_room(num_sums),
-        "WAIT:",
-        "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 is_full, "
-        f"[{room}+{num_bytes}], 0;",
-        "@!is_full bra WAIT;",
+        *own_place(room),
+        *wait_until(f"{room}+{num_bytes}"),
     ]
     for at, numbers in _vectors(num_sums):
         sums = ", ".join(f"got{i}" for i in numbers)
@@ -147,61 +84,9 @@ def _in_place(num_sums):
 
 
 @gluon.jit
-def rank_in_cluster():
-    """This program's, 0 or 1."""
-    return gl.inline_asm_elementwise(
-        "mov.u32 $0, %cluster_ctarank;",
-        "=r,r",
-        [gl.program_id(0)],
-        dtype=gl.int32,
-        is_pure=True,
-        pack=1,
-    )
-
-
-@gluon.jit
-def make_room(NUM_SUMS: gl.constexpr):
+def make_room_for_sums(NUM_SUMS: gl.constexpr):
     """The address of room for NUM_SUMS / 2 of each thread that has sums; those threads arrive."""
-    return gl.inline_asm_elementwise(
-        _room(NUM_SUMS),
-        "=&r,r",
-        [gl.program_id(0)],
-        dtype=gl.int32,
-        is_pure=False,
-        pack=1,
-    )
-
-
-@gluon.jit
-def arrive():
-    """What a warp without sums owes the cluster's barrier, and `leave` before it ends."""
-    gl.inline_asm_elementwise(
-        "barrier.cluster.arrive.relaxed; mov.u32 $0, $1;",
-        "=r,r",
-        [gl.program_id(0)],
-        dtype=gl.int32,
-        is_pure=False,
-        pack=1,
-    )
-
-
-@gluon.jit
-def leave():
-    gl.inline_asm_elementwise(
-        "barrier.cluster.wait.acquire; mov.u32 $0, $1;",
-        "=r,r",
-        [gl.program_id(0)],
-        dtype=gl.int32,
-        is_pure=False,
-        pack=1,
-    )
-
-
-@gluon.jit
-def make_up():
-    """Of a warp that is there to make up the number."""
-    arrive()
-    leave()
+    return make_room(_room_bytes(NUM_SUMS))
 
 
 @gluon.jit

@@ -31,23 +31,19 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from syncline.model_ops_rocm.triton.kernels.linear_cluster_sums import arrive, leave, make_up
-
-# Triton 3.7 has a barrier for each program of a cluster in an axis of its own, 3.6 without one.
-_HAS_BARRIER_AXIS = gl.constexpr("allocate_mbarrier" in mbarrier.__all__)
-
-
-@gluon.constexpr_function
-def _barrier_layout(num_ctas):
-    """Of barriers that each program has for itself."""
-    is_cluster = num_ctas > 1
-    return mbarrier.MBarrierLayout([[1 if _HAS_BARRIER_AXIS.value else 0]] if is_cluster else [])
+from syncline.model_ops_rocm.triton.kernels.cluster import (
+    arrive,
+    barrier_layout,
+    leave,
+    make_up,
+    num_barriers,
+)
 
 
 @gluon.jit
 def _barriers(STAGES: gl.constexpr):
-    WIDTH: gl.constexpr = gl.num_ctas() if _HAS_BARRIER_AXIS else 1
-    layout: gl.constexpr = _barrier_layout(gl.num_ctas())
+    WIDTH: gl.constexpr = num_barriers(gl.num_ctas())
+    layout: gl.constexpr = barrier_layout(gl.num_ctas())
     return gl.allocate_shared_memory(gl.int64, [STAGES, WIDTH], layout)
 
 

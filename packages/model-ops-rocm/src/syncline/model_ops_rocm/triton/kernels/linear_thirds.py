@@ -17,15 +17,13 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.language.extra.cuda import gdc_wait
 
+from syncline.model_ops_rocm.triton.kernels.cluster import THREADS, rank_in_cluster, sums_layout
 from syncline.model_ops_rocm.triton.kernels.linear_cluster_sums import (
     PROGRAMS,
-    THREADS,
-    make_room,
-    rank_in_cluster,
+    make_room_for_sums,
     receive_sums,
     send_sums,
     store_each,
-    sums_layout,
 )
 from syncline.model_ops_rocm.triton.kernels.linear_rings import add_products, make_rings, share_out
 
@@ -75,7 +73,7 @@ def _multiply(
     third, own, num_third, rank = rows
     NUM_SUMS: gl.constexpr = BLOCK_M * BLOCK_N // THREADS
     SHARE: gl.constexpr = BLOCK_M // PROGRAMS
-    layout: gl.constexpr = sums_layout(gl.num_warps(), BLOCK_M)
+    layout: gl.constexpr = sums_layout(gl.num_warps(), BLOCK_M, PROGRAMS)
     column = gl.arange(0, BLOCK_N, gl.SliceLayout(1, layout)).to(gl.int64)
     m = gl.arange(0, BLOCK_M, gl.SliceLayout(0, layout))
     gdc_wait()
@@ -120,7 +118,7 @@ def thirds_linear_kernel(
     x_ring, weight_ring = make_rings(
         x_desc, weight_desc, rows, _tile, BLOCK_K, X_STAGES, STAGES, AHEAD
     )
-    room = make_room(BLOCK_M * BLOCK_N // THREADS)
+    room = make_room_for_sums(BLOCK_M * BLOCK_N // THREADS)
     count = num_third + num_own
     pointers, strides = (bias_ptr, out_ptr), (bias_stride, out_stride, out_last)
     share_out(
