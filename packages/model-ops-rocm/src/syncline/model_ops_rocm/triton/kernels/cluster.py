@@ -115,54 +115,34 @@ def wait_until(full):
 
 
 @gluon.jit
+def _run(PTX: gl.constexpr, OPERANDS: gl.constexpr, IS_PURE: gl.constexpr):
+    """What each thread has in $0 after it."""
+    return gl.inline_asm_elementwise(
+        PTX, OPERANDS, [gl.program_id(0)], dtype=gl.int32, is_pure=IS_PURE, pack=1
+    )
+
+
+@gluon.jit
 def rank_in_cluster():
     """This program's, from 0."""
-    return gl.inline_asm_elementwise(
-        "mov.u32 $0, %cluster_ctarank;",
-        "=r,r",
-        [gl.program_id(0)],
-        dtype=gl.int32,
-        is_pure=True,
-        pack=1,
-    )
+    return _run("mov.u32 $0, %cluster_ctarank;", "=r,r", True)
 
 
 @gluon.jit
 def make_room(NUM_BYTES: gl.constexpr):
     """The address of room for as many bytes, all of which are sent; the THREADS arrive."""
-    return gl.inline_asm_elementwise(
-        _room(NUM_BYTES),
-        "=&r,r",
-        [gl.program_id(0)],
-        dtype=gl.int32,
-        is_pure=False,
-        pack=1,
-    )
+    return _run(_room(NUM_BYTES), "=&r,r", False)
 
 
 @gluon.jit
 def arrive():
     """What another warp owes the cluster's barrier, and `leave` before it ends."""
-    gl.inline_asm_elementwise(
-        "barrier.cluster.arrive.relaxed; mov.u32 $0, $1;",
-        "=r,r",
-        [gl.program_id(0)],
-        dtype=gl.int32,
-        is_pure=False,
-        pack=1,
-    )
+    _run("barrier.cluster.arrive.relaxed; mov.u32 $0, $1;", "=r,r", False)
 
 
 @gluon.jit
 def leave():
-    gl.inline_asm_elementwise(
-        "barrier.cluster.wait.acquire; mov.u32 $0, $1;",
-        "=r,r",
-        [gl.program_id(0)],
-        dtype=gl.int32,
-        is_pure=False,
-        pack=1,
-    )
+    _run("barrier.cluster.wait.acquire; mov.u32 $0, $1;", "=r,r", False)
 
 
 @gluon.jit
