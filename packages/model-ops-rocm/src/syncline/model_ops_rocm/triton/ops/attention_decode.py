@@ -1,6 +1,6 @@
 """Decode rows of paged attention by Triton: how they are cut, and their launch or two.
 
-Few rows may have a kernel of their own, `attention_short`. Of the others, rows that would not
+Few rows may have a kernel of their own, `attention_few`. Of the others, rows that would not
 fill the device are split along KV, as often as capture-time numbers alone say.
 Their parts lie in the workspace, and are merged by the program that comes last, if the caller gave
 counters, else by a second launch; the bits are the same.
@@ -19,7 +19,7 @@ from syncline.model_ops_rocm.triton.geometry import power_of_two
 from syncline.model_ops_rocm.triton.kernels.attention_decode import decode_kernel
 from syncline.model_ops_rocm.triton.kv_places import places_of
 from syncline.model_ops_rocm.triton.launch import LAUNCHER, Chosen, overlaps
-from syncline.model_ops_rocm.triton.ops import attention_short
+from syncline.model_ops_rocm.triton.ops import attention_few
 from syncline.model_ops_rocm.triton.ops.attention_step import (
     MIN_BLOCK,
     Step,
@@ -102,11 +102,11 @@ def decode(step: Step, workspace: torch.Tensor | None, counters: torch.Tensor | 
     # Refused if they are too few or too small, whichever kernel is chosen.
     if is_split and counters is not None:
         require_counters(PAGED_ATTENTION, counters, units.num_units)
-    kinds = attention_short.kinds_of(step)
+    kinds = attention_few.kinds_of(step)
     if kinds and units.num_splits > 1 and workspace is not None:
         _parts(step, units.num_splits, workspace)
     for kind in kinds:
-        attention_short.attend(step, kind)
+        attention_few.attend(step, kind)
     if kinds and not LAUNCHER.is_preparing:
         return
     if units.num_splits == 1 or LAUNCHER.is_preparing:

@@ -27,7 +27,7 @@ pytestmark = pytest.mark.skipif(IS_INTERPRETED, reason="the interpreter compiles
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rows:
-    """Decode rows that are few and short, unless something says otherwise."""
+    """Decode rows that are few, unless something says otherwise."""
 
     arch: str = "sm_90"
     num_rows: int = 8
@@ -119,7 +119,7 @@ def launched(rows: Rows) -> list[tuple[str, str]]:
     ids=str,
 )
 def test_clusters_attend_to_few_rows(kind: str, rows: Rows) -> None:
-    assert launched(rows) == [(kind, "short_decode_kernel")]
+    assert launched(rows) == [(kind, "few_decode_kernel")]
 
 
 @pytest.mark.parametrize(
@@ -147,7 +147,7 @@ def test_clusters_attend_to_few_rows(kind: str, rows: Rows) -> None:
 )
 def test_all_other_rows_do_not(rows: Rows) -> None:
     found = launched(rows)
-    assert found and not {name for _, name in found} & {"short_decode_kernel"}
+    assert found and not {name for _, name in found} & {"few_decode_kernel"}
 
 
 @pytest.mark.parametrize(

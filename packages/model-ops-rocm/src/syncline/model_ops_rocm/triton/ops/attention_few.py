@@ -13,7 +13,7 @@ from syncline.model_ops_rocm.kv.layout import KVOrder, KVScale
 from syncline.model_ops_rocm.kv.pool import KVPool
 from syncline.model_ops_rocm.triton.configs.attention import few_kind, few_kinds
 from syncline.model_ops_rocm.triton.geometry import power_of_two
-from syncline.model_ops_rocm.triton.kernels.attention_short import short_decode_kernel
+from syncline.model_ops_rocm.triton.kernels.attention_few import few_decode_kernel
 from syncline.model_ops_rocm.triton.kv_places import places_of
 from syncline.model_ops_rocm.triton.launch import (
     IS_INTERPRETED,
@@ -51,7 +51,7 @@ def attend(step: Step, kind: str) -> None:
     chosen, places = chosen_for(step, kind), places_of(pool).keys
     num_ctas = chosen[1].num_ctas
     LAUNCHER.launch(
-        short_decode_kernel,
+        few_decode_kernel,
         (meta.num_decode_rows * pool.num_kv_heads,),
         chosen,
         (

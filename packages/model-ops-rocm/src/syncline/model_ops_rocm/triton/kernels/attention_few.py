@@ -208,7 +208,7 @@ def _attend(
     do_not_specialize=["num_blocks", "lse_token", "lse_head", "table_row", "table_tokens"],
     do_not_specialize_on_alignment=["lse_ptr", "lens_ptr", "table_ptr"],
 )
-def short_decode_kernel(
+def few_decode_kernel(
     q_ptr,
     k_ptr,
     v_ptr,

@@ -49,13 +49,13 @@ SOME = (
 )
 
 
-def assert_is_short(call: Callable[[], object]) -> None:
-    """The call is the kernel of few short rows, and nothing else."""
-    assert launched_by(call) == ["short_decode_kernel"]
+def assert_is_for_few(call: Callable[[], object]) -> None:
+    """The call is the kernel of few rows, and nothing else."""
+    assert launched_by(call) == ["few_decode_kernel"]
 
 
 def checked(rows: Rows) -> None:
-    assert_is_short(rows.run)
+    assert_is_for_few(rows.run)
     for _ in range(3):
         rows.target[..., :128] = float("nan")
         rows.run()
@@ -130,7 +130,7 @@ def test_a_recorded_step_is_replayed_with_other_lengths_and_tables(
     shape = (num_kv_heads, 64, 128)
     first = make_paged_kv([MAX_TOKENS] * num_rows, shape, dtype=torch.bfloat16)
     rows = Rows(first, Variant())
-    assert_is_short(rows.run)
+    assert_is_for_few(rows.run)
     graph, _ = recorded(rows.run)
     for seed, lengths in enumerate(all_lengths(num_rows, MAX_TOKENS)):
         rows.kv = make_paged_kv(lengths, shape, dtype=torch.bfloat16, seed=seed)
@@ -188,7 +188,7 @@ def test_a_length_beyond_its_table_makes_nan_and_reads_nothing_beyond() -> None:
     wide[1], wide[3] = 0, 0
     rows.lengths[1], rows.lengths[3] = 100_000, 64 * width + 1
     rows.meta = replace(rows.meta, block_tables=wide[:4])
-    assert_is_short(rows.run)
+    assert_is_for_few(rows.run)
     rows.run()
     assert torch.equal(rows.out[::2], right[::2])
     assert rows.out[1::2].isnan().all()
@@ -205,7 +205,7 @@ def test_a_pool_of_more_than_2_31_elements_is_read_at_its_end() -> None:
     caches[0, -num_used:], caches[1, -num_used:] = rows.k, rows.v
     rows.k, rows.v = caches[0], caches[1]
     rows.meta.block_tables.add_(num_blocks - num_used)
-    assert_is_short(rows.run)
+    assert_is_for_few(rows.run)
     rows.run()
     assert torch.equal(rows.out, near)
 
