@@ -72,6 +72,13 @@ def _attention(key: ConfigKey, num_tokens: int) -> Iterator[tuple[str, Arguments
         if key.kind.endswith("_fp8"):
             arguments |= _in_codes(key.arch, pool.shape)
         yield variant, arguments
+        if key.kind in _FEW and key.kind != EIGHTHS and key.dtype == torch.bfloat16:
+            yield "of-sixteen-columns", arguments | _of_heads(key, num_tokens, 16 * _NUM_KV_HEADS)
+
+
+def _of_heads(key: ConfigKey, num_tokens: int, num_heads: int) -> Arguments:
+    shape = (num_tokens, num_heads, key.up_to)
+    return {"q_TNH": empty(key, *shape), "out": empty(key, *shape)}
 
 
 def _in_codes(arch: str, shape: torch.Size) -> Arguments:

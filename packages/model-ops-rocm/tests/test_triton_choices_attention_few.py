@@ -2,7 +2,7 @@
 
 import math
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
@@ -11,6 +11,11 @@ pytest.importorskip("triton")
 
 from syncline.model_ops_rocm import AttentionMetadata
 from syncline.model_ops_rocm.kv import KVLayout, KVOrder, KVPool, KVScale
+from syncline.model_ops_rocm.testing.ptx import (
+    descriptors_fetched,
+    descriptors_read,
+    parameters_of_descriptors,
+)
 from syncline.model_ops_rocm.testing.stand_in import stand_in_driver
 from syncline.model_ops_rocm.triton.configs.attention import (
     CLOSE,
@@ -172,11 +177,36 @@ def test_every_thread_passes_the_barrier_of_its_cluster(rows: Rows) -> None:
     assert len(re.findall(r"st\.async", ptx)) == numbers // 4
 
 
-def test_what_lies_in_l2_may_be_asked_for_before_the_wait_and_nothing_else() -> None:
-    (one,) = compiled_for(Rows())
-    # Up to each wait: what the same warps do since they arrived at the barrier of their cluster.
-    waits = one.binary.asm["ptx"].split("griddepcontrol.wait")[:-1]
-    before = [text.split("barrier.cluster.arrive")[-1] for text in waits]
-    assert len(before) == 2
-    loads = [load for text in before for load in re.findall(r"ld\.global\S*", text)]
-    assert len(loads) == 2 and all(".cg" in load for load in loads)
+@pytest.mark.parametrize("order", [KVOrder.HND, KVOrder.NHD])
+@pytest.mark.parametrize(
+    "rows",
+    [Rows(), Rows(num_kv_heads=4), Rows(num_rows=2), Rows(num_rows=1, context=1_024)],
+    ids=str,
+)
+def test_what_lies_in_l2_may_be_asked_for_before_the_wait_and_nothing_else(
+    rows: Rows, order: KVOrder
+) -> None:
+    (one,) = compiled_for(replace(rows, order=order))
+    parts = one.binary.asm["ptx"].split("griddepcontrol.wait")
+    assert len(parts) == 3
+    # The warps that attend read nothing before their wait, and the one that asks, which begins at
+    # the barrier of its cluster, reads length and ids, past L1.
+    (asks,) = (number for number in (1, 2) if "cp.async.bulk.tensor" in parts[number])
+    ahead = parts[asks - 1].split("barrier.cluster.arrive")[-1]
+    others = parts[0] if asks == 2 else parts[1].split("barrier.cluster.arrive")[-1]
+    assert re.findall(r"ld\.global[\w.]*", ahead) == ["ld.global.cg.b32"] * 2
+    assert "ld.global" not in others
+    # After the wait it reads them again, before it asks for anything.
+    again = parts[asks].split("cp.async.bulk.tensor")[0]
+    assert len(re.findall(r"ld\.global", again)) >= 3 and ".cg" not in again
+    fetched = descriptors_fetched(ahead)
+    assert [how for _, how in fetched] == ["cp.async.bulk.prefetch.tensor.2d.L2.global.tile"] * 2
+
+
+@pytest.mark.parametrize("rows", [Rows(), Rows(num_rows=1, order=KVOrder.NHD)], ids=str)
+def test_pages_are_fetched_ahead_by_the_descriptors_that_are_read(rows: Rows) -> None:
+    """PTX counts a kernel's parameters: what another one holds is no descriptor."""
+    ptx = compiled_for(rows)[0].binary.asm["ptx"]
+    fetched = {name for name, _ in descriptors_fetched(ptx)}
+    assert fetched == descriptors_read(ptx) == parameters_of_descriptors(ptx)
+    assert len(fetched) == 2

@@ -17,6 +17,11 @@ from syncline.model_ops_rocm import (
     WeightLayout,
 )
 from syncline.model_ops_rocm.quant import CodeType, Granularity
+from syncline.model_ops_rocm.testing.ptx import (
+    descriptors_fetched,
+    descriptors_read,
+    parameters_of_descriptors,
+)
 from syncline.model_ops_rocm.testing.stand_in import stand_in_driver
 from syncline.model_ops_rocm.triton.launch import IS_INTERPRETED, LAUNCHER
 from syncline.model_ops_rocm.triton.ops.linear import LINEAR_OP
@@ -139,6 +144,29 @@ def test_every_thread_of_a_cluster_passes_its_barrier(
     rooms = re.findall(r"\.shared \.align (\d+) \.b8 \w+\[(\d+)\]", ptx)
     assert [align for align, _ in rooms] == ["1024"]
     assert int(rooms[0][1]) % 1_024 == 0
+
+
+@pytest.mark.parametrize(
+    ("num_rows", "shape"),
+    [(16, (4_096, 4_096)), (64, (4_096, 4_096)), (64, (6_144, 4_096)), (16, (6_144, 4_096))],
+    ids=str,
+)
+def test_the_descriptor_of_x_is_fetched_before_the_wait(
+    num_rows: int, shape: tuple[int, int]
+) -> None:
+    """PTX counts a kernel's parameters: what another one holds is no descriptor."""
+    x, weight = torch.empty(num_rows, shape[1], dtype=BF16), torch.empty(shape, dtype=BF16)
+    with stand_in_driver("sm_90"), LAUNCHER.compiling(is_preparing=False) as compiled:
+        LINEAR_OP(x, weight, layout=RowMajor())
+    ptx, name = compiled[0].binary.asm["ptx"], compiled[0].binary.metadata.name
+    of_x, of_weight = f"{name}_param_0", f"{name}_param_5"
+    assert parameters_of_descriptors(ptx) == descriptors_read(ptx) == {of_x, of_weight}
+    assert descriptors_fetched(ptx) == [(of_x, "prefetch.tensormap")]
+    waits = ptx.split("prefetch.tensormap")[1].split("griddepcontrol.wait")
+    assert descriptors_read(ptx.split("griddepcontrol.wait")[0] + waits[0]) <= {of_weight}
+    # The warp's next requests are for tiles of x.
+    names = "".join(line + "\n" for line in ptx.splitlines() if "_param_" in line or "cvta" in line)
+    assert descriptors_read(names + waits[1].split("mbarrier.try_wait")[0]) == {of_x}
 
 
 def test_results_that_cannot_be_stored_in_pairs_are_not_shared() -> None:

@@ -111,15 +111,33 @@ def test_blocks_of_several_pages(
         checked(Rows(kv, Variant(order=order)))
 
 
+@pytest.mark.parametrize("lengths", [(300, 1_000, 64, 0, 65, 129), (512, 447, 64, 0, 65, 129)])
 @pytest.mark.parametrize(
-    ("num_heads", "num_kv_heads", "q_len"), [(8, 8, 1), (8, 8, 9), (24, 8, 5), (128, 8, 1)]
+    ("num_heads", "num_kv_heads", "q_len"),
+    [(8, 8, 1), (8, 8, 9), (24, 8, 5), (128, 8, 1), (64, 4, 1), (32, 2, 1), (8, 2, 4)],
 )
 def test_groups_and_queries_up_to_sixteen_together(
-    num_heads: int, num_kv_heads: int, q_len: int
+    num_heads: int, num_kv_heads: int, q_len: int, lengths: tuple[int, ...]
 ) -> None:
     torch.manual_seed(0)
-    kv = make_paged_kv([300, 1_000, 64, 0, 65, 129], (num_kv_heads, 64, 128), dtype=torch.float16)
-    checked(Rows(kv, Variant(q_len=q_len), num_heads))
+    kv = make_paged_kv(lengths, (num_kv_heads, 64, 128), dtype=torch.float16)
+    max_tokens = 512 if max(lengths) <= 512 else MAX_TOKENS
+    checked(Rows(kv, Variant(q_len=q_len), num_heads, max_tokens))
+
+
+@pytest.mark.parametrize(("num_rows", "num_kv_heads"), [(8, 8), (8, 4), (2, 8), (1, 8)])
+def test_lengths_and_tables_of_64_bits_and_queries_that_lie_apart(
+    num_rows: int, num_kv_heads: int
+) -> None:
+    torch.manual_seed(0)
+    for lengths in all_lengths(num_rows, MAX_TOKENS)[:8]:
+        kv = make_paged_kv(lengths, (num_kv_heads, 64, 128), dtype=torch.bfloat16)
+        rows = Rows(kv, Variant())
+        tables = rows.meta.block_tables.long()
+        rows.meta = replace(rows.meta, seq_lens=rows.lengths.long(), block_tables=tables)
+        apart = torch.randn(num_rows, 64, 136, dtype=rows.q.dtype, device="cuda")
+        rows.q = apart[:, 1::2, 8:]
+        checked(rows)
 
 
 @pytest.mark.parametrize(("num_rows", "num_kv_heads"), [(8, 8), (4, 8), (2, 8), (1, 8)])
@@ -176,9 +194,12 @@ def test_queries_are_read_after_the_kernel_that_writes_them(
         assert all(map(torch.equal, got, results))
 
 
-def test_a_length_beyond_its_table_makes_nan_and_reads_nothing_beyond() -> None:
+@pytest.mark.parametrize("max_tokens", [64, 128, MAX_TOKENS])
+def test_a_length_beyond_its_table_makes_nan_and_reads_nothing_beyond(max_tokens: int) -> None:
     torch.manual_seed(0)
-    rows = Rows(make_paged_kv([64, 300, 64, 500], (8, 64, 128), dtype=torch.bfloat16), Variant())
+    lengths = [min(length, max_tokens) for length in (64, 300, 64, 500)]
+    kv = make_paged_kv(lengths, (8, 64, 128), dtype=torch.bfloat16)
+    rows = Rows(kv, Variant(), max_tokens=max_tokens)
     rows.run()
     right = rows.out.clone()
     # Beyond the last row's entries lies what no block id is.

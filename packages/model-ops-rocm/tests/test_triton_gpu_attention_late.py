@@ -1,7 +1,8 @@
 """What decode rows read before the kernels ahead have ended: nothing that these may still write.
 
 Mutants these tests kill: a length, a table, queries, keys or values that are read before the wait
-for the kernels ahead; pages asked for by an old table that stay what was found there.
+for the kernels ahead; pages asked for by an old table that stay what was found there;
+an id or a length that was no such, by which something beyond the cache or the table is asked for.
 """
 
 import pytest
@@ -24,6 +25,9 @@ pytestmark = [
         reason="only sm_90 has rows for clusters",
     ),
 ]
+
+JUNK_IDS = (2**30, -(2**20), 2**31 - 1, 0)
+JUNK_LENGTHS = (2**31 - 1, MAX_TOKENS, -(2**31), 65, 0)
 
 
 @triton.jit  # type: ignore[untyped-decorator]  # Triton's has no types
@@ -59,11 +63,14 @@ def test_all_is_read_after_a_kernel_ahead_that_writes_it_late(
         late.append((tables, rows.meta.block_tables))
         rows.kv = kv
         rows.target[..., :128] = float("nan")
+        # What lies there before may be anything.
+        rows.meta.block_tables.fill_(JUNK_IDS[seed % len(JUNK_IDS)])
+        rows.lengths.fill_(JUNK_LENGTHS[seed % len(JUNK_LENGTHS)])
         torch.cuda.synchronize()
         for source, target in late:
             source, target = source.flatten().view(torch.int32), target.view(-1).view(torch.int32)
             count = len(source)
-            grid = (-(-count // 4_096),)
-            _write_late[grid](source, target, count, BLOCK=4_096, num_warps=8, launch_pdl=True)
+            grid = (-(-count // 16_384),)
+            _write_late[grid](source, target, count, BLOCK=16_384, num_warps=8, launch_pdl=True)
         rows.run()
         rows.assert_right()

@@ -52,7 +52,8 @@ class _Few(NamedTuple):
 
 
 # The first that fits. Programs of a launch are 64 at most, so that the next one's find their
-# multiprocessors free; of more than 32 rows they are twice as many, two to a multiprocessor.
+# multiprocessors free; for more than 32 units they are up to twice as many, of which two share a
+# multiprocessor if columns are 8 at most.
 _FEW: Final = (
     _Few(EIGHTHS, range(1, 9), range(513, 4_097), 8),
     _Few(QUARTERS, range(1, 17), range(1, 2_049)),
@@ -141,10 +142,10 @@ _SM_90: Final[Kinds] = {
         64: _overlapping(_tiles(4, 1, 64), ahead=1, apart=4),
         128: _overlapping(_tiles(8, 1, 64), ahead=1, apart=4),
     },
-    EIGHTHS: {128: _shared(8, 2, 4, ahead=2, release=0)},
-    QUARTERS: {128: _shared(4, 2, 2, ahead=2, release=0)},
-    HALVES: {128: _shared(2, 2, 4, ahead=4, release=0)},
-    CLOSE: {128: _shared(2, 2, 3, ahead=1, release=1)},
+    EIGHTHS: {128: _shared(8, 2, 4, ahead=4, release=0)},
+    QUARTERS: {128: _shared(4, 2, 2, ahead=2, release=1)},
+    HALVES: {128: _shared(2, 2, 4, ahead=4, release=1)},
+    CLOSE: {128: _shared(2, 2, 3, ahead=2, release=1)},
     CLOSE_LONG: {128: _shared(2, 2, 3, ahead=2, release=2)},
     "prefill": {64: _tiles(4, 3, 64, 128), 128: _tiles(8, 3, 64, 128), 256: _tiles(8, 3, 32, 128)},
     "decode_fp8": {

@@ -1,4 +1,4 @@
-"""Columns of attention, each a token and a head, in and out of a warp group's products on sm_90.
+"""Columns of attention, each a token and a head, in a warp group's products on sm_90.
 
 Unit: one program's. Columns are the narrow side of the products: [tokens, columns] of scores,
 [dimensions, columns] of sums, which lie as the accumulators do. In Gluon, which no interpreter
@@ -87,14 +87,3 @@ def zero_past(stage, num_tokens, NUM_CTAS: gl.constexpr, num_warps: gl.constexpr
     stage.store(gl.where(token < num_tokens, values, gl.zeros_like(values)))
     fence_async_shared()
     debug_barrier()
-
-
-@gluon.jit
-def store_columns(ptr, first, stride, values, is_inside, layout: gl.constexpr):
-    """Stores [dimensions, columns] where each column's `first` element says, if it `is_inside`.
-
-    For the first program of a cluster: what Triton stores, no other would.
-    """
-    dims = gl.expand_dims(gl.arange(0, values.shape[0], gl.SliceLayout(1, layout)), 1)
-    at = gl.expand_dims(first, 0) + dims * stride
-    gl.store(ptr + at, values.to(ptr.dtype.element_ty), mask=is_inside)

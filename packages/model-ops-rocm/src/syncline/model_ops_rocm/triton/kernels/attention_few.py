@@ -25,7 +25,6 @@ from syncline.model_ops_rocm.triton.kernels.attention_columns import (
     LOG2_E,
     load_queries,
     only_seen,
-    store_columns,
     store_weights,
     zero_past,
 )
@@ -43,6 +42,7 @@ from syncline.model_ops_rocm.triton.kernels.cluster import (
     rank_in_cluster,
     sums_layout,
 )
+from syncline.model_ops_rocm.triton.kernels.early import kept, store_kept
 
 LOWEST: gl.constexpr = gl.constexpr(-1.0e30)  # below every score, and finite
 # Shared memory that Triton does not lay out counts beside what it does, for which it asks the
@@ -118,6 +118,22 @@ def _attend_pieces(
 
 
 @gluon.jit
+def _places(
+    result,  # where it is; strides of a token, a head and a dimension
+    token,
+    head,
+    is_row,
+    HEAD_DIM: gl.constexpr,
+    NUM_DIMS: gl.constexpr,  # that the result has
+    layout: gl.constexpr,
+):
+    """Addresses [HEAD_DIM, columns] of what columns have in a result; 0 where there is nothing."""
+    dims = gl.expand_dims(gl.arange(0, HEAD_DIM, gl.SliceLayout(1, layout)), 1)
+    first = gl.expand_dims(token * result[1] + head * result[2], 0)
+    return kept(result[0], first + dims * result[3], gl.expand_dims(is_row, 0) & (dims < NUM_DIMS))
+
+
+@gluon.jit
 def _attend(
     ring,
     shared,
@@ -153,6 +169,8 @@ def _attend(
     acc = gl.zeros([HEAD_DIM, COLUMNS], gl.float32, layout)
     top = gl.full([COLUMNS], LOWEST, gl.float32, of_columns)
     total = gl.zeros([COLUMNS], gl.float32, of_columns)
+    token = first_token + column // GROUP
+    places = _places(results[0], token, head, is_row, HEAD_DIM, HEAD_DIM, layout)
     if OVERLAP:
         gdc_wait()
     seq_len = gl.load(lens_at).to(gl.int32)
@@ -188,20 +206,14 @@ def _attend(
         send_part(acc, top, total, room, NUM_SUMS, NUM_CTAS)
     else:
         acc, tops, totals = merge_parts(acc, top, total, room, NUM_SUMS, NUM_CTAS)
-        out_ptr, out_token, out_head, out_last = results[0]
         is_empty = totals == 0.0
         mean = acc / gl.where(is_empty, 1.0, totals)
-        token = first_token + column // GROUP
-        is_inside = gl.expand_dims(is_row, 0)
-        first = token * out_token + head * out_head
-        store_columns(out_ptr, first, out_last, mean, is_inside, layout)
+        store_kept(results[0][0], places, mean)
         if HAS_LSE:
-            lse_ptr, lse_token, lse_head = results[1]
             lse = (tops + gl.log2(gl.where(is_empty, 1.0, totals))) * LN_2
             lse = gl.where(is_empty, float("-inf"), lse)
-            dims = gl.expand_dims(gl.arange(0, HEAD_DIM, gl.SliceLayout(1, layout)), 1)
-            first = token * lse_token + head * lse_head
-            store_columns(lse_ptr, first, 0, lse, is_inside & (dims == 0), layout)
+            places = _places(results[1], token, head, is_row, HEAD_DIM, 1, layout)
+            store_kept(results[1][0], places, lse)
 
 
 @gluon.jit(
@@ -209,11 +221,9 @@ def _attend(
     do_not_specialize_on_alignment=["lse_ptr", "lens_ptr", "table_ptr"],
 )
 def few_decode_kernel(
-    q_ptr,
-    k_ptr,
-    v_ptr,
     k_desc,  # rows of HEAD_DIM, or of all heads of a slot, in tiles of [PAGE, HEAD_DIM]
     v_desc,
+    q_ptr,
     out_ptr,
     lse_ptr,  # of float32 [T, N]; any, unless HAS_LSE
     sinks_ptr,  # any, unless HAS_SINKS
@@ -286,7 +296,7 @@ def few_decode_kernel(
                     ring,
                     (q, weights),
                     queries,
-                    ((out_ptr, out_token, out_head, out_last), (lse_ptr, lse_token, lse_head)),
+                    ((out_ptr, out_token, out_head, out_last), (lse_ptr, lse_token, lse_head, 0)),
                     sinks_ptr,
                     lens_ptr + row,
                     table_tokens,
@@ -311,8 +321,8 @@ def few_decode_kernel(
             (
                 feed,
                 (
-                    (k_ptr, v_ptr),
                     (k_desc, v_desc),
+                    "few_decode_kernel",
                     ring,
                     num_blocks,
                     lens_ptr + row,

@@ -18,40 +18,14 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from syncline.model_ops_rocm.triton.kernels.cluster import arrive, each_whole, leave
+from syncline.model_ops_rocm.triton.kernels.early import OF_DESCRIPTOR, fetch_tiles, kept
 
 PAGE: gl.constexpr = gl.constexpr(64)  # tokens
-_ASKED: gl.constexpr = gl.constexpr(512)  # elements of a page that L2 is asked for at once, at most
 
 
 @gluon.constexpr_function
 def _lanes(num_ctas):
     return gl.BlockedLayout([1], [32], [1], [0], cga_layout=each_whole(num_ctas, 1))
-
-
-@gluon.constexpr_function
-def _ask_l2(num_bytes):
-    """PTX: asks L2 for `num_bytes` at $1, if $2 is not 0."""
-    return f"""
-    {{
-    .reg .pred is_wanted;
-    setp.ne.s32 is_wanted, $2, 0;
-    @is_wanted cp.async.bulk.prefetch.L2.global [$1], {num_bytes};
-    mov.u32 $0, 0;
-    }}
-    """
-
-
-@gluon.jit
-def _fetch(places, are_wanted, NUM_BYTES: gl.constexpr):
-    """Asks L2 for NUM_BYTES, a multiple of 16, at each of `places`."""
-    gl.inline_asm_elementwise(
-        _ask_l2(NUM_BYTES),
-        "=r,l,r",
-        [places.to(gl.int64), are_wanted.to(gl.int32)],
-        dtype=gl.int32,
-        is_pure=False,
-        pack=1,
-    )
 
 
 @gluon.jit
@@ -65,16 +39,14 @@ def pages_of(seq_len, Q_LEN: gl.constexpr, WINDOW: gl.constexpr):
 
 
 @gluon.jit
-def _fetch_lines(lens_at, table_at, NUM_CTAS: gl.constexpr):
-    """Asks L2 for what the first loads after the wait read."""
-    lane = gl.arange(0, 32, _lanes(NUM_CTAS))
-    at = gl.where(lane == 0, lens_at.to(gl.int64), table_at.to(gl.int64))
-    _fetch(at // 16 * 16, lane < 2, 16)
+def _rows_of(blocks, pages, place, PLACES: gl.constexpr, SHAPE: gl.constexpr):
+    """Where pages begin, in blocks, of a descriptor's rows: slots of a head, or of all heads."""
+    return blocks * (PLACES[0] // PLACES[2]) + place[0] + pages * PAGE % SHAPE[0]
 
 
 @gluon.jit
 def _fetch_pages(
-    caches,
+    KERNEL: gl.constexpr,
     num_blocks,
     lens_at,
     table,
@@ -93,31 +65,55 @@ def _fetch_pages(
 
     Read past L1, which would still have it after the wait.
     """
-    # A page lies in one piece, or a slot of it at a time.
-    NUM_ASKED: gl.constexpr = _ASKED if PLACES[2] == SHAPE[1] else SHAPE[1]
-    NUM_TIMES: gl.constexpr = PAGE * SHAPE[1] // NUM_ASKED
-    index = gl.arange(0, AHEAD * NUM_TIMES, _lanes(NUM_CTAS))
+    gl.static_assert(AHEAD <= 32)
+    lane = gl.arange(0, 32, _lanes(NUM_CTAS))
     seq_len = gl.load(lens_at, cache_modifier=".cg").to(gl.int32)
     num_pages, first_page = pages_of(gl.minimum(seq_len, table_tokens), Q_LEN, WINDOW)
-    own_page = index // NUM_TIMES
-    page = first_page + (own_page // PAGES * NUM_CTAS + rank) * PAGES + own_page % PAGES
+    page = first_page + (lane // PAGES * NUM_CTAS + rank) * PAGES + lane % PAGES
     entry = table[0] + page * PAGE // SHAPE[0] * table[1]
-    block = gl.load(entry, mask=page < num_pages, other=-1, cache_modifier=".cg").to(gl.int64)
+    is_page = (lane < AHEAD) & (page < num_pages)
+    block = gl.load(entry, mask=is_page, other=-1, cache_modifier=".cg")
     is_block = (block >= 0) & (block < num_blocks)
-    first = place[0].to(gl.int64) * SHAPE[1] + place[1] + page * PAGE % SHAPE[0] * PLACES[2]
-    first += index % NUM_TIMES * (NUM_ASKED // SHAPE[1] * PLACES[2])
-    for cache in gl.static_range(2):
-        _fetch(caches[cache] + (block * PLACES[0] + first), is_block, 2 * NUM_ASKED)
+    rows = _rows_of(block.to(gl.int32), page, place, PLACES, SHAPE)
+    fetch_tiles(KERNEL, 0, rows, place[1], is_block)
+    fetch_tiles(KERNEL, OF_DESCRIPTOR, rows, place[1], is_block)
 
 
 @gluon.jit
-def _blocks_of_piece(table, first, num_pages, COUNT: gl.constexpr, BLOCK_SIZE: gl.constexpr):
-    """Ids of the blocks of COUNT pages; 0 past `num_pages`."""
-    blocks = ()
+def _entries(table, first, num_pages, COUNT: gl.constexpr, BLOCK_SIZE: gl.constexpr):
+    """Where the ids of the blocks of COUNT pages are; 0 past `num_pages`."""
+    entries = ()
     for index in gl.static_range(COUNT):
         page = first + index
-        entry = table[0] + page * PAGE // BLOCK_SIZE * table[1]
-        blocks += (gl.load(entry, mask=page < num_pages, other=0).to(gl.int32),)  # type: ignore[assignment]  # tuples grow
+        entry = kept(table[0], page * PAGE // BLOCK_SIZE * table[1], page < num_pages)
+        entries += (entry,)  # type: ignore[assignment]  # tuples grow
+    return entries
+
+
+@gluon.jit
+def _entries_of_pieces(
+    table,
+    first,
+    num_pages,
+    COUNT: gl.constexpr,
+    STRIDE: gl.constexpr,
+    PAGES: gl.constexpr,
+    BLOCK_SIZE: gl.constexpr,
+):
+    """The entries of COUNT pieces, STRIDE pages apart."""
+    entries = ()
+    for index in gl.static_range(COUNT):
+        entries += (_entries(table, first + index * STRIDE, num_pages, PAGES, BLOCK_SIZE),)  # type: ignore[assignment]  # tuples grow
+    return entries
+
+
+@gluon.jit
+def _blocks(table, entries, COUNT: gl.constexpr):
+    """Ids of the blocks; 0 where there is no entry."""
+    blocks = ()
+    for index in gl.static_range(COUNT):
+        entry = entries[index].to(table[0].dtype)
+        blocks += (gl.load(entry, mask=entries[index] != 0, other=0).to(gl.int32),)  # type: ignore[assignment]  # tuples grow
     return blocks
 
 
@@ -145,9 +141,7 @@ def _ask_piece(
         mbarrier.expect(full.index(stage), PAGES * PAGE * SHAPE[1] * 2)
         for index in gl.static_range(PAGES):
             page = first + index
-            # A descriptor's rows are slots of a head, or of all heads.
-            rows = blocks[index] * (PLACES[0] // PLACES[2])
-            rows += place[0] + page * PAGE % SHAPE[0]
+            rows = _rows_of(blocks[index], page, place, PLACES, SHAPE)
             rows = gl.where(page < num_pages, rows, desc.shape[0].to(gl.int32))
             tma.async_copy_global_to_shared(
                 desc, [rows, place[1]], full.index(stage), stages.index(stage * PAGES + index)
@@ -156,8 +150,8 @@ def _ask_piece(
 
 @gluon.jit
 def feed(
-    caches,  # pointers to keys and values
     descs,
+    KERNEL: gl.constexpr,  # its name; the descriptors are its first parameters
     ring,
     num_blocks,
     lens_at,
@@ -182,9 +176,8 @@ def feed(
     gl.static_assert(RELEASE <= NUM_FIRST)
     arrive()
     if OVERLAP:
-        _fetch_lines(lens_at, table[0], NUM_CTAS)
         _fetch_pages(
-            caches,
+            KERNEL,
             num_blocks,
             lens_at,
             table,
@@ -199,17 +192,24 @@ def feed(
             PLACES,
             SHAPE,
         )
+    # What no length says is known before the wait.
+    first_page, num_held = rank * PAGES, table_tokens // PAGE
+    entries = _entries_of_pieces(table, first_page, num_held, NUM_FIRST, STRIDE, PAGES, SHAPE[0])
+    if OVERLAP:
         gdc_wait()
         if RELEASE == 0:
             gdc_launch_dependents()
     seq_len = gl.load(lens_at).to(gl.int32)
-    num_pages, first_page = pages_of(gl.minimum(seq_len, table_tokens), Q_LEN, WINDOW)
-    first_page += rank * PAGES
+    num_pages, first_seen = pages_of(gl.minimum(seq_len, table_tokens), Q_LEN, WINDOW)
+    first_page += first_seen
+    if WINDOW > 0:
+        entries = _entries_of_pieces(
+            table, first_page, num_held, NUM_FIRST, STRIDE, PAGES, SHAPE[0]
+        )
     # Ids of the first pieces are asked for together; without a window beside the length.
     blocks = ()
     for index in gl.static_range(NUM_FIRST):
-        first, num_held = first_page + index * STRIDE, table_tokens // PAGE
-        blocks += (_blocks_of_piece(table, first, num_held, PAGES, SHAPE[0]),)  # type: ignore[assignment]  # tuples grow
+        blocks += (_blocks(table, entries[index], PAGES),)  # type: ignore[assignment]  # tuples grow
     num_pieces = gl.cdiv(gl.maximum(num_pages - first_page, 0), STRIDE)
     for index in gl.static_range(NUM_FIRST):
         if index < num_pieces:
@@ -232,11 +232,12 @@ def feed(
             gdc_launch_dependents()
     for index in range(NUM_FIRST, num_pieces):
         first = first_page + index * STRIDE
+        of_piece = _entries(table, first, num_pages, PAGES, SHAPE[0])
         _ask_piece(
             descs,
             ring,
             2 * index,
-            _blocks_of_piece(table, first, num_pages, PAGES, SHAPE[0]),
+            _blocks(table, of_piece, PAGES),
             first,
             num_pages,
             place,

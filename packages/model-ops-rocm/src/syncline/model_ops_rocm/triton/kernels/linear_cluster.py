@@ -15,6 +15,7 @@ from triton.experimental.gluon import language as gl
 from triton.language.extra.cuda import gdc_wait
 
 from syncline.model_ops_rocm.triton.kernels.cluster import THREADS, rank_in_cluster, sums_layout
+from syncline.model_ops_rocm.triton.kernels.early import kept
 from syncline.model_ops_rocm.triton.kernels.linear_cluster_sums import (
     PROGRAMS,
     make_room_for_sums,
@@ -62,12 +63,14 @@ def _multiply(
         bias = gl.load(bias_ptr + n.to(gl.int64) * bias_stride, mask=n_inside, other=0.0)
     acc = gl.zeros([BLOCK_M, BLOCK_N], gl.float32, layout)
     acc = add_products(acc, x_ring, weight_ring, 0, count, SWAP=False)
-    acc = receive_sums(send_sums(acc, room, NUM_SUMS), room, NUM_SUMS)
+    acc = send_sums(acc, room, NUM_SUMS)
+    # While the other's sums are under way.
+    at = gl.expand_dims(m.to(gl.int64) * out_stride, 1) + gl.expand_dims(n, 0)
+    places = kept(out_ptr, at, gl.expand_dims(n_inside, 0))
+    acc = receive_sums(acc, room, NUM_SUMS)
     if HAS_BIAS:
         acc += gl.expand_dims(bias.to(gl.float32), 0)
-    at = gl.expand_dims(m.to(gl.int64) * out_stride, 1) + gl.expand_dims(n, 0)
-    inside = gl.expand_dims(n_inside, 0)
-    store_pairs(out_ptr + at, acc.to(out_ptr.dtype.element_ty), inside)
+    store_pairs(places, acc.to(out_ptr.dtype.element_ty))
 
 
 @gluon.jit
@@ -102,5 +105,5 @@ def cluster_linear_kernel(
             bias_ptr, out_ptr, bias_stride, out_stride, first_n, rank, room, num_columns,
             HAS_BIAS, BLOCK_M, BLOCK_N,
         ),
-        x_ring, weight_ring, count, _tile, AHEAD, RELEASE,
+        x_ring, weight_ring, count, "cluster_linear_kernel", _tile, AHEAD, RELEASE,
     )  # fmt: skip

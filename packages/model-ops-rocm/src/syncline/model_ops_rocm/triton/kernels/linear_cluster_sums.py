@@ -116,19 +116,19 @@ def receive_sums(sums, room, NUM_SUMS: gl.constexpr):
 
 
 @gluon.jit
-def store_each(places, values, inside):
-    """Values of 16 bits. What Triton stores, only one program of a cluster would."""
+def store_each(addresses, values):
+    """Values of 16 bits where `early.kept` said. What Triton stores, only one program would."""
     gl.inline_asm_elementwise(
         """
         {
-        .reg .pred is_inside;
-        setp.ne.s32 is_inside, $3, 0;
-        @is_inside st.global.b16 [$1], $2;
+        .reg .pred is_wanted;
+        setp.ne.s64 is_wanted, $1, 0;
+        @is_wanted st.global.b16 [$1], $2;
         mov.u32 $0, 0;
         }
         """,
-        "=r,l,h,r",
-        [places.to(gl.int64), values, inside.to(gl.int32)],
+        "=r,l,h",
+        [addresses, values],
         dtype=gl.int32,
         is_pure=False,
         pack=1,
@@ -136,19 +136,19 @@ def store_each(places, values, inside):
 
 
 @gluon.jit
-def store_pairs(places, values, inside):
-    """As `store_each`, two neighbours at a time; `inside` says for the first whether they are."""
+def store_pairs(addresses, values):
+    """As `store_each`, two neighbours at a time, at the first one's address."""
     gl.inline_asm_elementwise(
         """
         {
-        .reg .pred is_inside;
-        setp.ne.s32 is_inside, $4, 0;
-        @is_inside st.global.b32 [$1], $3;
+        .reg .pred is_wanted;
+        setp.ne.s64 is_wanted, $1, 0;
+        @is_wanted st.global.b32 [$1], $3;
         mov.u32 $0, 0;
         }
         """,
-        "=r,l,l,r,r,r",
-        [places.to(gl.int64), values, inside.to(gl.int32)],
+        "=r,l,l,r",
+        [addresses, values],
         dtype=gl.int16,
         is_pure=False,
         pack=2,

@@ -38,6 +38,7 @@ from syncline.model_ops_rocm.triton.kernels.cluster import (
     make_up,
     num_barriers,
 )
+from syncline.model_ops_rocm.triton.kernels.early import fetch_descriptor
 
 
 @gluon.jit
@@ -55,25 +56,33 @@ def _places(desc, STAGES: gl.constexpr, PARTS: gl.constexpr):
 
 
 @gluon.jit
-def _ask(ring, index, place, TILE: gl.constexpr, IS_X: gl.constexpr):
+def _expect(ring, place):
+    """The place is full when a tile's bytes have come."""
+    desc, places, full, _free, _rows = ring
+    PARTS: gl.constexpr = places.shape[0] // full.shape[0]
+    SIZE: gl.constexpr = PARTS * places.shape[1] * places.shape[2]
+    mbarrier.expect(full.index(place), SIZE * desc.dtype.primitive_bitwidth // 8)
+
+
+@gluon.jit
+def _request(ring, index, place, TILE: gl.constexpr, IS_X: gl.constexpr):
     """What is fed as number `index`, in parts beside one another; of x always its first rows."""
     desc, places, full, _free, rows = ring
     PARTS: gl.constexpr = places.shape[0] // full.shape[0]
     WIDTH: gl.constexpr = places.shape[2]
-    NUM_BYTES: gl.constexpr = PARTS * places.shape[1] * WIDTH * desc.dtype.primitive_bitwidth // 8
     row, tile = TILE(rows, index)
     if IS_X:
         row = 0
-    # Either order would do, but the machine code follows it: each is as it was measured.
-    if gl.num_ctas() > 1:
-        k = tile * (PARTS * WIDTH)
-        mbarrier.expect(full.index(place), NUM_BYTES)
-    else:
-        mbarrier.expect(full.index(place), NUM_BYTES)
-        k = tile * (PARTS * WIDTH)
     for part in gl.static_range(PARTS):
-        to = places.index(place * PARTS + part)
-        tma.async_copy_global_to_shared(desc, [row, k + part * WIDTH], full.index(place), to)
+        to, k = places.index(place * PARTS + part), (tile * PARTS + part) * WIDTH
+        tma.async_copy_global_to_shared(desc, [row, k], full.index(place), to)
+
+
+@gluon.jit
+def _ask(ring, index, place, TILE: gl.constexpr, IS_X: gl.constexpr):
+    """Expects and requests it."""
+    _expect(ring, place)
+    _request(ring, index, place, TILE, IS_X)
 
 
 @gluon.jit
@@ -133,15 +142,18 @@ def _feed_weight(ring, count, TILE: gl.constexpr, AHEAD: gl.constexpr, RELEASE: 
 
 
 @gluon.jit
-def _feed_x(ring, count, TILE: gl.constexpr):
+def _feed_x(ring, count, TILE: gl.constexpr, KERNEL: gl.constexpr):
     """Asks for all `count` once the kernel ahead has ended."""
     if gl.num_ctas() > 1:
         arrive()
+    fetch_descriptor(KERNEL, 0)
     _desc, _places, full, free, _rows = ring
     STAGES: gl.constexpr = full.shape[0]
+    for index in gl.static_range(STAGES):
+        _expect(ring, index)
     gdc_wait()
     for index in gl.static_range(STAGES):
-        _ask(ring, index, index, TILE, IS_X=True)
+        _request(ring, index, index, TILE, IS_X=True)
     for index in range(STAGES, count):
         place = index % STAGES
         mbarrier.wait(free.index(place), (index // STAGES - 1) & 1)
@@ -213,6 +225,7 @@ def share_out(
     x_ring,
     weight_ring,
     count,
+    KERNEL: gl.constexpr,  # its name; x's descriptor is its first parameter
     TILE: gl.constexpr,
     AHEAD: gl.constexpr,
     RELEASE: gl.constexpr,
@@ -223,7 +236,7 @@ def share_out(
             [
                 (_run, (MULTIPLY, arguments, x_ring, weight_ring, count)),
                 (_feed_weight, (weight_ring, count, TILE, AHEAD, RELEASE)),
-                (_feed_x, (x_ring, count, TILE)),
+                (_feed_x, (x_ring, count, TILE, KERNEL)),
                 (make_up, ()),
                 (make_up, ()),
             ],
@@ -235,7 +248,7 @@ def share_out(
             [
                 (_run, (MULTIPLY, arguments, x_ring, weight_ring, count)),
                 (_feed_weight, (weight_ring, count, TILE, AHEAD, RELEASE)),
-                (_feed_x, (x_ring, count, TILE)),
+                (_feed_x, (x_ring, count, TILE, KERNEL)),
             ],
             [1, 1],
             [40, 40],

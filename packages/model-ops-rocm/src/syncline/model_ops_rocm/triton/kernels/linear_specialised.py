@@ -11,6 +11,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.language.extra.cuda import gdc_wait
 
+from syncline.model_ops_rocm.triton.kernels.early import kept, store_kept
 from syncline.model_ops_rocm.triton.kernels.linear_rings import add_products, make_rings, share_out
 
 
@@ -63,15 +64,21 @@ def _multiply(
     if HAS_BIAS:
         bias = _along(bias_ptr, n, bias_stride, n_inside, M_AXIS)
     SHAPE: gl.constexpr = [BLOCK_N, BLOCK_M] if SWAP else [BLOCK_M, BLOCK_N]
+    at = gl.expand_dims(m * out_stride, 1 - M_AXIS) + gl.expand_dims(n * out_last, M_AXIS)
+    inside = gl.expand_dims(m_inside, 1 - M_AXIS) & gl.expand_dims(n_inside, M_AXIS)
+    if SWAP:
+        places = kept(out_ptr, at, inside)
     acc = gl.zeros(SHAPE, gl.float32, layout)
     acc = add_products(acc, x_ring, weight_ring, 0, count, SWAP)
     if HAS_CODES:
         acc = acc * x_scale * weight_scale
     if HAS_BIAS:
         acc += bias
-    at = gl.expand_dims(m * out_stride, 1 - M_AXIS) + gl.expand_dims(n * out_last, M_AXIS)
-    inside = gl.expand_dims(m_inside, 1 - M_AXIS) & gl.expand_dims(n_inside, M_AXIS)
-    gl.store(out_ptr + at, acc.to(out_ptr.dtype.element_ty), mask=inside)
+    if SWAP:
+        store_kept(out_ptr, places, acc)
+    else:
+        # A compiler stores neighbours together only where it sees that they are.
+        gl.store(out_ptr + at, acc.to(out_ptr.dtype.element_ty), mask=inside)
 
 
 @gluon.jit(do_not_specialize=["num_rows"])
@@ -114,5 +121,5 @@ def specialised_linear_kernel(
             pointers, strides, first_n, num_rows, num_columns,
             HAS_BIAS, HAS_CODES, SWAP, BLOCK_M, BLOCK_N,
         ),
-        x_ring, weight_ring, count, _tile, AHEAD, RELEASE,
+        x_ring, weight_ring, count, "specialised_linear_kernel", _tile, AHEAD, RELEASE,
     )  # fmt: skip

@@ -18,6 +18,7 @@ from triton.experimental.gluon import language as gl
 from triton.language.extra.cuda import gdc_wait
 
 from syncline.model_ops_rocm.triton.kernels.cluster import THREADS, rank_in_cluster, sums_layout
+from syncline.model_ops_rocm.triton.kernels.early import kept
 from syncline.model_ops_rocm.triton.kernels.linear_cluster_sums import (
     PROGRAMS,
     make_room_for_sums,
@@ -42,16 +43,21 @@ def _tile(rows, index):
 
 
 @gluon.jit
-def _store(acc, pointers, strides, n, m, n_inside, m_inside, HAS_BIAS: gl.constexpr):
+def _places(out_ptr, strides, n, m, n_inside, m_inside):
+    """Where sums [columns of the result, its rows] go."""
+    _bias_stride, out_stride, out_last = strides
+    at = gl.expand_dims(n * out_last, 1) + gl.expand_dims(m.to(gl.int64) * out_stride, 0)
+    return kept(out_ptr, at, gl.expand_dims(n_inside, 1) & gl.expand_dims(m_inside, 0))
+
+
+@gluon.jit
+def _store(acc, places, pointers, strides, n, n_inside, HAS_BIAS: gl.constexpr):
     """Sums [columns of the result, its rows], with the bias."""
     bias_ptr, out_ptr = pointers
-    bias_stride, out_stride, out_last = strides
     if HAS_BIAS:
-        bias = gl.load(bias_ptr + n * bias_stride, mask=n_inside, other=0.0)
+        bias = gl.load(bias_ptr + n * strides[0], mask=n_inside, other=0.0)
         acc += gl.expand_dims(bias.to(gl.float32), 1)
-    at = gl.expand_dims(n * out_last, 1) + gl.expand_dims(m.to(gl.int64) * out_stride, 0)
-    inside = gl.expand_dims(n_inside, 1) & gl.expand_dims(m_inside, 0)
-    store_each(out_ptr + at, acc.to(out_ptr.dtype.element_ty), inside)
+    store_each(places, acc.to(out_ptr.dtype.element_ty))
 
 
 @gluon.jit
@@ -80,13 +86,15 @@ def _multiply(
     zero = gl.zeros([BLOCK_N, BLOCK_M], gl.float32, layout)
     shared = add_products(zero, x_ring, weight_ring, 0, num_third, SWAP=True)
     shared = send_sums(shared, room, NUM_SUMS)
-    acc = add_products(zero, x_ring, weight_ring, num_third, count, SWAP=True)
-    n = own + column
-    _store(acc, pointers, strides, n, m, n < num_columns, m < num_rows, HAS_BIAS)
-    shared = receive_sums(shared, room, NUM_SUMS)
-    n, half = third + column, rank * SHARE + m
+    n, of_third, half = own + column, third + column, rank * SHARE + m
+    n_inside, is_of_third = n < num_columns, of_third < num_columns
     m_inside = (m < SHARE) & (half < num_rows)
-    _store(shared, pointers, strides, n, half, n < num_columns, m_inside, HAS_BIAS)
+    places = _places(pointers[1], strides, n, m, n_inside, m < num_rows)
+    shared_places = _places(pointers[1], strides, of_third, half, is_of_third, m_inside)
+    acc = add_products(zero, x_ring, weight_ring, num_third, count, SWAP=True)
+    _store(acc, places, pointers, strides, n, n_inside, HAS_BIAS)
+    shared = receive_sums(shared, room, NUM_SUMS)
+    _store(shared, shared_places, pointers, strides, of_third, is_of_third, HAS_BIAS)
 
 
 @gluon.jit(do_not_specialize=["num_rows"])
@@ -124,5 +132,5 @@ def thirds_linear_kernel(
     share_out(
         _multiply,
         (pointers, strides, rows, room, num_rows, num_columns, HAS_BIAS, BLOCK_M, BLOCK_N),
-        x_ring, weight_ring, count, _tile, AHEAD, RELEASE,
+        x_ring, weight_ring, count, "thirds_linear_kernel", _tile, AHEAD, RELEASE,
     )  # fmt: skip

@@ -55,9 +55,8 @@ def attend(step: Step, kind: str) -> None:
         (meta.num_decode_rows * pool.num_kv_heads,),
         chosen,
         (
-            *(step.q, step.cache.k, step.cache.v),
             *(_pages(cache, pool, num_ctas) for cache in (step.cache.k, step.cache.v)),
-            step.out,
+            *(step.q, step.out),
             # What is not read may be anything.
             *(step.q if lse is None else lse, step.q if sinks is None else sinks),
             *(meta.seq_lens, meta.block_tables, step.options.scale, step.cache.k.shape[0]),
