@@ -10,13 +10,10 @@ import torch
 
 pytest.importorskip("triton")
 
-import triton
-import triton.language as tl
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
-
 from syncline.model_ops_rocm.kv import KVOrder
 from syncline.model_ops_rocm.testing import make_paged_kv
 from syncline.model_ops_rocm.testing.decode_rows import MAX_TOKENS, Rows, Variant, all_lengths
+from syncline.model_ops_rocm.testing.late import write_late
 
 pytestmark = [
     pytest.mark.gpu,
@@ -28,19 +25,6 @@ pytestmark = [
 
 JUNK_IDS = (2**30, -(2**20), 2**31 - 1, 0)
 JUNK_LENGTHS = (2**31 - 1, MAX_TOKENS, -(2**31), 65, 0)
-
-
-@triton.jit  # type: ignore[untyped-decorator]  # Triton's has no types
-def _write_late(source_ptr, target_ptr, count, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]  # a kernel
-    """Copies `count` numbers of 32 bits long after it has let the next kernel begin."""
-    gdc_launch_dependents()
-    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    delay = tl.inline_asm_elementwise(
-        "nanosleep.u32 400000; mov.u32 $0, 0;", "=r,r", [at], dtype=tl.int32, is_pure=False, pack=1
-    )
-    gdc_wait()
-    number = tl.load(source_ptr + at, mask=at < count)
-    tl.store(target_ptr + at + delay, number, mask=at < count)
 
 
 @pytest.mark.parametrize("order", [KVOrder.HND, KVOrder.NHD])
@@ -67,10 +51,6 @@ def test_all_is_read_after_a_kernel_ahead_that_writes_it_late(
         rows.meta.block_tables.fill_(JUNK_IDS[seed % len(JUNK_IDS)])
         rows.lengths.fill_(JUNK_LENGTHS[seed % len(JUNK_LENGTHS)])
         torch.cuda.synchronize()
-        for source, target in late:
-            source, target = source.flatten().view(torch.int32), target.view(-1).view(torch.int32)
-            count = len(source)
-            grid = (-(-count // 16_384),)
-            _write_late[grid](source, target, count, BLOCK=16_384, num_warps=8, launch_pdl=True)
+        write_late(late)
         rows.run()
         rows.assert_right()

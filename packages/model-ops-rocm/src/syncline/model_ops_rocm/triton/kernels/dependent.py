@@ -3,7 +3,7 @@
 A launch with the option `launch_pdl` must wait before it touches what a kernel before it may have
 written or read; OVERLAP says that it has the option. What it may read before: the weight of a
 product and its scales, since no kernel that writes those lets the next begin early; and by
-`read_ahead` what a call of several kernels was given.
+`read_ahead` what a call of several kernels was given, or what the kernel ahead has waited for.
 """
 
 import triton

@@ -98,6 +98,8 @@ def make_rings(
 ):
     """The rings of x and of the weight, of which the first AHEAD tiles are asked for."""
     PARTS: gl.constexpr = BLOCK_K // weight_desc.block_type.shape[1]
+    gl.static_assert((4 if weight_desc.dtype.primitive_bitwidth == 8 else 1) == PARTS)
+    gl.static_assert(AHEAD <= STAGES)
     weight_places = _places(weight_desc, STAGES, PARTS)
     x_places = _places(x_desc, X_STAGES, PARTS)
     weight_full, weight_free = _barriers(STAGES), _barriers(STAGES)
