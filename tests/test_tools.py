@@ -1,5 +1,6 @@
 """The checks of the repository object to what they are for, and to nothing else."""
 
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -53,6 +54,38 @@ def test_imports_of_the_packages_match_what_they_declare() -> None:
         check=False,
     )
     assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.parametrize(
+    ("values", "is_refused"),
+    [
+        ('[{"one", "two"}], ids=str', True),
+        ('[((1, 2), frozenset({"one", "two"}))], ids=str', True),
+        ('[{"one"}, ("one", "two")], ids=str', False),
+        ('[{"one", "two"}]', False),
+        ('[{"one", "two"}], ids=["both"]', False),
+    ],
+)
+def test_a_case_that_a_set_names_is_refused_though_it_is_deselected(
+    tmp_path: Path, values: str, is_refused: bool
+) -> None:
+    shutil.copy(TOOLS.parent / "conftest.py", tmp_path)
+    (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = gpu\n", "utf-8")
+    (tmp_path / "test_cases.py").write_text(
+        "import pytest\n@pytest.mark.gpu\n"
+        f"@pytest.mark.parametrize('value', {values})\ndef test_it(value): pass\n"
+        "def test_other(): pass\n",
+        "utf-8",
+    )
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-m", "not gpu", "-p", "no:cacheprovider"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ("whose order differs between processes" in done.stderr) == is_refused
+    assert (done.returncode != 0) == is_refused, done.stdout
 
 
 TOY_SOURCE = """

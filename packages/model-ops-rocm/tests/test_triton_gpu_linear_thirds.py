@@ -81,14 +81,14 @@ def test_a_recorded_product_reads_what_its_operands_hold_then(num_rows: int) -> 
 @pytest.mark.parametrize(
     ("shapes", "kernels"),
     [
-        ([(6_144, 6_144)], {KERNEL}),
+        ([(6_144, 6_144)], (KERNEL,)),
         # As in a layer, one after another of another kind.
-        ([(6_144, 4_096), (4_096, 6_144)], {KERNEL, "specialised_linear_kernel"}),
+        ([(6_144, 4_096), (4_096, 6_144)], (KERNEL, "specialised_linear_kernel")),
     ],
     ids=str,
 )
 def test_each_product_is_read_after_the_kernel_that_writes_it(
-    shapes: list[tuple[int, int]], kernels: set[str], num_rows: int
+    shapes: list[tuple[int, int]], kernels: tuple[str, ...], num_rows: int
 ) -> None:
     assert_each_waits(num_rows, shapes, kernels)
 

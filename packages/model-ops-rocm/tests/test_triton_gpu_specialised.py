@@ -109,7 +109,7 @@ def test_a_recorded_product_reads_what_its_operands_hold_then(
 
 @pytest.mark.parametrize("num_rows", [16, 32, 64])
 def test_each_product_is_read_after_the_kernel_that_writes_it(num_rows: int) -> None:
-    assert_each_waits(num_rows, [(4_096, 4_096)] * 3, {KERNEL})
+    assert_each_waits(num_rows, [(4_096, 4_096)] * 3, (KERNEL,))
 
 
 @pytest.mark.parametrize(("num_rows", "fewest"), [(16, 1), (32, 17), (64, 17)])
