@@ -4,7 +4,8 @@ One decode row with 512 tokens of context goes through as many layers, one after
 gigabyte of weights together; each has its own weights and cache, blocks in random order. Time is
 that of the graph over the number of layers; the floor is what one layer must read, over the copy
 rate. Ops are the registry's: by Triton where it has them, linear by whichever backend is faster for
-the weight's shape, attention in one launch or two, whichever is faster for the model.
+the weight's shape, attention that merges its parts in its own launch or in one more, where it has
+parts, whichever is faster for the model.
 """
 
 from collections.abc import Callable, Iterator
@@ -17,6 +18,7 @@ from gpu_timing import Machine, Row, node_seconds, num_operands
 
 from syncline.model_ops_rocm import AttentionMetadata, RowMajor, available, detect_arch, select
 from syncline.model_ops_rocm.kv import KVLayout, KVOrder
+from syncline.model_ops_rocm.testing.launches import launched_by
 
 DTYPE: Final = torch.bfloat16
 CONTEXT: Final = 512
@@ -223,13 +225,19 @@ class Layer:
         )
         return self._attended.view(1, -1)
 
+    def attention_kernels(self) -> list[str]:
+        """Names of the kernels that attend; compiles them, and launches nothing."""
+        first, *attend = launched_by(lambda: self._attention(random(1, self._model.qkv_width)))
+        assert "rope" in first, first
+        return attend
+
 
 def rows(machine: Machine, *, quick: bool) -> Iterator[Row]:
     """One row per model; `quick` changes nothing."""
     for model in MODELS:
         step = Step(model.head_dim)
         layers = [Layer(model, step) for _ in range(max(num_operands(model.bytes_read), 4))]
-        seconds, launches = _fastest(layers, model.hidden)
+        seconds, kernels = _fastest(layers, model.hidden)
         floor = model.bytes_read / machine.copy_bytes_per_s
         yield Row(
             op="decoder layer",
@@ -238,24 +246,26 @@ def rows(machine: Machine, *, quick: bool) -> Iterator[Row]:
             seconds=seconds,
             floor_s=floor,
             target=floor / model.promised_s,
-            note=f"promised {model.promised_s * 1e6:.0f} us; {len(layers)} layers, {launches}",
+            note=f"promised {model.promised_s * 1e6:.0f} us; {len(layers)} layers, by {kernels}",
         )
         del layers
         torch.cuda.empty_cache()
 
 
 def _fastest(layers: list[Layer], hidden: int) -> tuple[float, str]:
-    """Of a layer, and how attention merges its parts then.
+    """Of a layer, and by which kernels it attends then.
 
     In one launch attention ends sooner; but what comes after it starts sooner, too, and the loads
     of a large weight then stand before those of the KV.
     """
-    seconds = {}
-    for launches in ("attention in one launch", "attention in two launches"):
+    seconds: dict[str, float] = {}
+    for has_counters in (True, False):
         for layer in layers:
-            layer.has_counters = "one" in launches
-        seconds[launches] = layer_seconds(layers, hidden)
-    fastest = min(seconds, key=lambda launches: seconds[launches])
+            layer.has_counters = has_counters
+        kernels = " and ".join(layers[0].attention_kernels())
+        if kernels not in seconds:
+            seconds[kernels] = layer_seconds(layers, hidden)
+    fastest = min(seconds, key=lambda kernels: seconds[kernels])
     return seconds[fastest], fastest
 
 
